@@ -127,7 +127,7 @@ async def test_an_issuer_waits_for_its_secret_and_for_the_right_to_write_it(api:
         api.create("secrets", NAME, NAMESPACE)
         await until(lambda: "issued a token" in said.read_text())
     assert held(api)
-    assert "HTTP 404: there is none: the operator's chart creates it" in said.read_text().splitlines()[0]
+    assert "HTTP 404: it does not exist: the operator's chart creates it" in said.read_text().splitlines()[0]
 
 
 @pytest.mark.parametrize("junk", [b"a\nb", b"\xff\xfe", b"x" * 20_000, b"two words"])

@@ -231,7 +231,7 @@ def test_what_was_destroyed_is_said_with_its_regions(east: AdminServer) -> None:
     assert deleted == "deleted persistent://public/default/orders in us-east, us-west\n"
     forced = run("topics", "delete", "orders", "--force", "--url", east.url).output
     assert forced.startswith(deleted[:-1])
-    assert "a region that cannot be reached now deletes it once it is back" in forced
+    assert "an unreachable region deletes it once it is back" in forced
     moved = run("subscriptions", "reset", "orders", "billing", "--to", "9:4", "--url", east.url).output
     assert moved == "moved subscription billing of persistent://public/default/orders in us-east, us-west\n"
     east.answers[f"GET {STATUS}"] = (200, {"region": "us-east", "replicated": False})

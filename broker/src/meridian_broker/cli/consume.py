@@ -43,7 +43,7 @@ class Job:
     acknowledge: bool
     count: int | None
     patience: float | None
-    """Seconds without a message after which it is enough."""
+    """Seconds without a message after which the command ends."""
     as_json: bool
 
 

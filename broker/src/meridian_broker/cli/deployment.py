@@ -21,7 +21,7 @@ at_option = click.option(
     "addresses",
     multiple=True,
     metavar="REGION=URL",
-    help="Admin address of another region, if not the one on record; required with a token. Repeat.",
+    help="Admin address of another region, if not the one on record; required with a token. Repeatable.",
 )
 here_option = click.option("--only-here", is_flag=True, help="Only in the region of --url.")
 
@@ -90,7 +90,7 @@ class Deployment:
             raise AdminUnreachable(f"{self.here} has no {scheme} address of {region} on record: give --at {region}=URL")
         if self.own.token is not None:
             raise AdminUnreachable(
-                f"where is {region}? A token is sent only to addresses that you name: --at {region}=URL (on record in "
+                f"a token is sent only to addresses that you give: add --at {region}=URL (on record in "
                 f"{self.here}: {url}), or --only-here"
             )
         return replace(self.own, url=url)

@@ -32,7 +32,7 @@ def metadata() -> None:
 def metadata_status(console: Console) -> None:
     """Show how this region stands with each of the others.
 
-    Exit code 0: nothing waits to be sent or decided, and every region was compared. 1: something is open; it is
+    Exit code 0: nothing waits to be sent or decided, and every region was compared. 1: something is pending; it is
     printed.
     """
     found = console.admin.get(f"{BASE}/status")
@@ -57,7 +57,7 @@ def metadata_diff(console: Console, region: str) -> None:
 
 
 @metadata.command("conflicts")
-@click.option("--dismiss", metavar="PATH", help="Forget the conflict of this path. What it holds stays.")
+@click.option("--dismiss", metavar="PATH", help="Forget the conflict at this path; its value stays.")
 @with_console
 def metadata_conflicts(console: Console, dismiss: str | None) -> None:
     """List paths that two regions wrote without knowing of each other: what won, and what was lost.
@@ -76,7 +76,7 @@ def metadata_conflicts(console: Console, dismiss: str | None) -> None:
         for one in found["conflicts"]:
             say(f"{one['path']}: {_side(one['won'])} won over {_lost(one['lost'])}")
         for one in found["parked"]:
-            say(f"{one['path']}: waits for {one['state']['stamp']}, a stamp of the future")
+            say(f"{one['path']}: waits until {one['state']['stamp']}, a stamp in the future")
         for path in found["hidden"]:
             say(f"{path}: hidden, because its tenant was deleted; create the tenant again, or delete the namespace")
     if found["count"] or found["parked"] or found["hidden"]:
@@ -87,21 +87,21 @@ def metadata_conflicts(console: Console, dismiss: str | None) -> None:
 @click.argument("path")
 @with_console
 def metadata_restamp(console: Console, path: str) -> None:
-    """Let what this region has at PATH win in every region, even over a stamp of the future."""
+    """Make this region's state at PATH win in every region, even over a stamp in the future."""
     found = console.admin.request("POST", f"{BASE}/restamp", body={"path": path})
     console.done(f"{path} has stamp {found['state']['stamp']} in generation {found['state']['generation']}")
 
 
 @metadata.command("adopt")
 @click.option("--from", "region", required=True, metavar="REGION", help="The other region.")
-@click.option("--keep", is_flag=True, help="This region's values count, instead of the other one's.")
+@click.option("--keep", is_flag=True, help="Keep this region's values instead of the other one's.")
 @click.option("--dry-run", is_flag=True, help="Only list what differs.")
 @yes_option
 @with_console
 def metadata_adopt(console: Console, region: str, keep: bool, dry_run: bool, yes: bool) -> None:
     """Decide what differed from REGION when metadata were first synchronized.
 
-    Values that both regions have, and not the same, become those of REGION (or, with --keep, of this region) in every
+    Where both regions have a value and the two differ, REGION's (or, with --keep, this region's) counts in every
     region. What only one of them has is added to the other and needs no decision.
 
     \b
@@ -115,9 +115,9 @@ def metadata_adopt(console: Console, region: str, keep: bool, dry_run: bool, yes
     if dry_run:
         _show_differences(console, found)
         return
-    confirm(yes, f"Replace {found['differences']} values in all regions by those of {found['side']}?")
+    confirm(yes, f"Replace {found['differences']} values in all regions with those of {found['side']}?")
     done = console.admin.request("POST", f"{BASE}/adopt", body=asked | {"dryRun": False})
-    console.done(f"{done['decided']} values are those of {done['side']} now")
+    console.done(f"{done['decided']} values are now those of {done['side']}")
 
 
 def _show_differences(console: Console, found: Mapping[str, Any]) -> None:
@@ -148,8 +148,8 @@ def _lost(one: Mapping[str, Any]) -> str:
 
 def _lines(found: Mapping[str, Any]) -> list[str]:
     if not found["enabled"]:
-        return [f"{found['region']} keeps its metadata for itself: metadataSyncEventTopic is not set"]
-    lines = [f"{found['region']} shares {', '.join(found['scopes'])} by {found['topic']}"]
+        return [f"{found['region']} does not share its metadata: metadataSyncEventTopic is not set"]
+    lines = [f"{found['region']} shares {', '.join(found['scopes'])} through {found['topic']}"]
     if "peers" in found:
         lines.append(
             f"published {found['published']}, applied {found['applied']}, stale {found['stale']}, "
@@ -164,7 +164,7 @@ def _problems(found: Mapping[str, Any]) -> list[str]:
     problems = [found["refusal"]] if found["refusal"] else []
     problems += found.get("problems", [])
     if found.get("outbox"):
-        problems.append(f"{found['outbox']} changes wait to be sent")
+        problems.append(f"{found['outbox']} changes are waiting to be sent")
     for region, peer in found.get("peers", {}).items():
         if peer["problem"]:
             problems.append(f"{region}: {peer['problem']}")

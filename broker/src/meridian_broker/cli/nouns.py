@@ -17,7 +17,7 @@ from meridian_broker.cli.rest import AdminRefused, AdminUnreachable
 from meridian_broker.cli.shadows import shadow
 
 POLL_SECONDS: Final = 0.25
-"""Between two questions whether a region is ready."""
+"""Between two checks whether a region is ready."""
 
 
 @click.group()
@@ -57,7 +57,7 @@ def topics_create(console: Console, topic: TopicName, partitions: int | None) ->
 def topics_delete(console: Console, topic: TopicName, force: bool, cascade: bool, yes: bool) -> None:
     """Delete TOPIC in all its regions, with its messages, partitions and subscriptions.
 
-    Without --force, all regions must be reachable. With it, one that is not deletes TOPIC once it is back. On a
+    Without --force, all regions must be reachable. With it, an unreachable one deletes TOPIC once it is back. On a
     terminal you are asked first.
     """
     base = topic.path
@@ -71,7 +71,7 @@ def topics_delete(console: Console, topic: TopicName, force: bool, cascade: bool
         )
     query = {**forced(force), **({"cascade": "true"} if cascade else {})}
     console.admin.request("DELETE", f"{base}/partitions" if count else base, query)
-    later = "; a region that cannot be reached now deletes it once it is back" if len(regions) > 1 and force else ""
+    later = "; an unreachable region deletes it once it is back" if len(regions) > 1 and force else ""
     console.done(f"deleted {topic}{where}{later}", regions=regions)
 
 
@@ -134,7 +134,9 @@ def topics_status(console: Console, topic: TopicName) -> None:
 
 @topics.command("partitions")
 @click.argument("topic", type=topic_name)
-@click.option("--grow-to", type=click.IntRange(min=1), help="Add partitions up to this number. They never shrink.")
+@click.option(
+    "--grow-to", type=click.IntRange(min=1), help="Add partitions up to this number. Partitions cannot be removed."
+)
 @with_console
 def topics_partitions(console: Console, topic: TopicName, grow_to: int | None) -> None:
     """Show or increase the number of partitions of TOPIC; 0 means that it is not partitioned."""
@@ -172,14 +174,16 @@ def topics_translate_id(console: Console, topic: TopicName, message_id: str, sou
 @topics.command("accept-gap")
 @click.argument("topic", type=topic_name)
 @click.option("--origin", required=True, metavar="REGION", help="The region whose entries are missing.")
-@click.option("--up-to", "upto", required=True, metavar="LEDGER:ENTRY", help="The last one missing, as shown.")
+@click.option(
+    "--up-to", "upto", required=True, metavar="LEDGER:ENTRY", help="The last missing one, as `topics status` shows it."
+)
 @click.option("--force", is_flag=True, help="Even if a region that may have them does not answer.")
 @yes_option
 @with_console
 def topics_accept_gap(console: Console, topic: TopicName, origin: str, upto: str, force: bool, yes: bool) -> None:
     """Give up messages of TOPIC that no region has any more.
 
-    `topics status` reports them as missing. This region then goes on behind them, and every subscription here records
+    `topics status` reports them as missing. This region then continues behind them, and every subscription here records
     them as dropped with cause "lost". For a partitioned topic, name the partition.
 
     \b
@@ -192,13 +196,13 @@ def topics_accept_gap(console: Console, topic: TopicName, origin: str, upto: str
     if console.as_json:
         console.tree(answer)
     else:
-        say(f"entries of {origin} after {answer['after']} up to {answer['upto']} are given up in {answer['region']}")
+        say(f"entries of {origin} after {answer['after']} up to {answer['upto']} were given up in {answer['region']}")
         say(f"recorded as dropped for: {', '.join(answer['subscriptions']) or 'no subscription (the topic has none)'}")
 
 
 @topics.command("snapshots")
 @click.argument("topic", type=topic_name)
-@click.option("--without", "without", multiple=True, metavar="REGION", help="Go on without a lost region; repeatable.")
+@click.option("--without", "without", multiple=True, metavar="REGION", help="Go on without a lost region. Repeatable.")
 @click.option("--with-all", is_flag=True, help="Wait for every region again.")
 @yes_option
 @with_console

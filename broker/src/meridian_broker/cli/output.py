@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command says its result: a plain table for people, JSON for programs, and the exit code for both.
+"""How a command reports its result: a plain table for people, JSON for programs, and the exit code for both.
 
 Exit codes mean the same in every command: 0 yes (it is so, it is done), 1 no (the broker refused, or it is not so), 2
 unknown (no answer), 64 usage (the command line is wrong; nothing was tried). Every error is one line on standard error
@@ -47,7 +47,7 @@ def error(sentence: object) -> None:
     say(f"Error: {sentence}", err=True)
 
 
-force_option = click.option("--force", is_flag=True, help="Delete it even while it is in use, in all its regions.")
+force_option = click.option("--force", is_flag=True, help="Delete it even if it is in use, in all its regions.")
 
 
 def forced(force: bool) -> dict[str, str]:

@@ -2,7 +2,7 @@
 """``meridian namespaces|topics grant|revoke|permissions``: what roles may do.
 
 A grant is made in every region of the namespace, like everything else that regions keep by themselves. Regions that
-share permissions make one of it. An admin role of the tenant, which may not ask what regions there are, names one
+share permissions make one change of it. An admin role of the tenant may not list the regions, so it grants in one
 region after the other (``--only-here``).
 """
 
@@ -46,10 +46,10 @@ def of_namespace(console: Console, namespace: str) -> None:
 def grant_in_namespace(
     console: Console, namespace: str, role: str, actions: tuple[str, ...], only_here: bool, addresses: tuple[str, ...]
 ) -> None:
-    """Permit ROLE these ACTIONS in NAMESPACE, on all its topics, and no others that it had there.
+    """Permit ROLE exactly these ACTIONS on all topics of NAMESPACE, in place of what it had there.
 
-    In every region of NAMESPACE; --only-here is for admin roles of its tenant, too. Brokers enforce it if their setting
-    authorizationEnabled is on.
+    In every region of NAMESPACE; admin roles of its tenant use --only-here, region by region. Brokers enforce it if
+    their setting authorizationEnabled is on.
 
     \b
       meridian namespaces grant shop/orders billing consume
@@ -95,7 +95,7 @@ def of_topic(console: Console, topic: TopicName) -> None:
 def grant_on_topic(
     console: Console, topic: TopicName, role: str, actions: tuple[str, ...], only_here: bool, addresses: tuple[str, ...]
 ) -> None:
-    """Permit ROLE these ACTIONS on TOPIC and its partitions, and no others that it had on it.
+    """Permit ROLE exactly these ACTIONS on TOPIC and its partitions, in place of what it had there.
 
     In every region of its namespace. TOPIC need not exist yet.
 

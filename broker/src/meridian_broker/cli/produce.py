@@ -82,7 +82,7 @@ def property_pair(text: str) -> tuple[str, str]:
 
 @click.command("produce")
 @click.argument("topic", type=topic_name)
-@click.option("-m", "--message", "messages", multiple=True, metavar="TEXT", help="A message. Repeat for several.")
+@click.option("-m", "--message", "messages", multiple=True, metavar="TEXT", help="A message. Repeatable.")
 @click.option("--key", help="Key of every message. Messages with the same key keep their order and share a partition.")
 @click.option(
     "--property",
@@ -90,7 +90,7 @@ def property_pair(text: str) -> tuple[str, str]:
     multiple=True,
     type=property_pair,
     metavar="NAME=VALUE",
-    help="Property of every message. Repeat.",
+    help="Property of every message. Repeatable.",
 )
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Maximum number of messages per second.")
 @click.option(
@@ -218,7 +218,7 @@ class Publisher:
             await self._send(payload)
 
     async def close(self) -> None:
-        """Wait for the last receipts, then say goodbye.
+        """Wait for the last receipts, then close the producers.
 
         :raises ClientError: one is a refusal, or the connection is gone.
         """

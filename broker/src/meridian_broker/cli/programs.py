@@ -18,7 +18,7 @@ import click
 MetadataKind = Literal["embedded", "etcd"]
 StorageKind = Literal["local", "bookkeeper"]
 BROKERS_MAX: Final = 5
-"""Brokers of one region of ``meridian up``: their ports are two apart, those of regions ten."""
+"""Brokers of one region of ``meridian up``: ports of brokers are two apart, those of regions ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +46,9 @@ class UpOptions:
     """Settings that every region gets."""
     storage: StorageKind = "local"
     brokers: int = 1
-    """Of each region. Several need storage ``bookkeeper``."""
+    """Per region. More than one needs storage ``bookkeeper``."""
     bookies: int = 3
-    """Of each region, with storage ``bookkeeper``."""
+    """Per region, with storage ``bookkeeper``."""
     bookkeeper_jars: Path | None = None
     """Directory of BookKeeper's jars. None: where ``scripts/bookkeeper`` puts them."""
 
@@ -74,7 +74,7 @@ class Programs(Protocol):
 
 
 set_option = click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="A setting, see docs/configuration.md. Repeat."
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="A setting, see docs/configuration.md. Repeatable."
 )
 insecure_option = click.option(
     "--insecure", is_flag=True, help="Allow connections from other machines without authentication."
@@ -147,9 +147,9 @@ def _up(programs: Programs) -> click.Command:
         type=click.IntRange(1, BROKERS_MAX),
         default=1,
         show_default=True,
-        help="Brokers of each region. Several need --storage bookkeeper.",
+        help="Brokers per region. More than one needs --storage bookkeeper.",
     )
-    @click.option("--bookies", type=click.IntRange(1, 9), default=3, show_default=True, help="Bookies of each region.")
+    @click.option("--bookies", type=click.IntRange(1, 9), default=3, show_default=True, help="Bookies per region.")
     @click.option(
         "--bookkeeper-jars",
         type=click.Path(path_type=Path, file_okay=False),

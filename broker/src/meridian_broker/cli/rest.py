@@ -26,8 +26,8 @@ REDIRECTS_MAX: Final = 5
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """An answer is held in memory whole; the longest real one lists the topics of a namespace."""
 TIMEOUT_SECONDS: Final = 45.0
-"""A deletion may wait for replicators and cursors to close, and the broker for another region that hangs: for half a
-minute at most, and then says so."""
+"""A deletion may wait for replicators and cursors to close, and the broker for another region that hangs: half a
+minute at most, then it says so."""
 
 
 class AdminRefused(Exception):
@@ -80,7 +80,7 @@ class Admin:
                 where = urllib.parse.urljoin(where, location)
                 continue
             return _judge(self.url, status, answer)
-        raise AdminUnreachable(f"{self.url}: the brokers redirect this request in a circle ({REDIRECTS_MAX} redirects)")
+        raise AdminUnreachable(f"{self.url}: the brokers redirect this request in a loop ({REDIRECTS_MAX} redirects)")
 
     def _exchange(self, method: str, where: str, body: Any) -> tuple[int, str | None, bytes]:
         headers = {"Accept": "application/json"}

@@ -121,14 +121,14 @@ class Service:
         await self._stack.aclose()
 
     async def topics(self, topic: str) -> list[str]:
-        """The topic itself, or its partitions. A topic that is missing is made where its namespace allows it."""
+        """The topic itself, or its partitions. A missing topic is created if its namespace allows it."""
         count = await self._connections[self.url].partitions(topic, create=True)
         return [f"{topic}-partition-{number}" for number in range(count)] or [topic]
 
     async def owner(self, topic: str) -> PulsarClientConnection:
         """A connection to the broker that serves the topic.
 
-        :raises ClientError: no broker serves it, or the brokers redirect in a circle.
+        :raises ClientError: no broker serves it, or the brokers redirect in a loop.
         """
         connection, authoritative = self._connections[self.url], False
         for _ in range(MAX_REDIRECTS):
@@ -138,7 +138,7 @@ class Service:
             if not answer.redirect:
                 return connection
             authoritative = answer.authoritative
-        raise ConnectFailed(f"the brokers redirect the lookup of {topic} in a circle ({MAX_REDIRECTS} redirects)")
+        raise ConnectFailed(f"the brokers redirect the lookup of {topic} in a loop ({MAX_REDIRECTS} redirects)")
 
     async def _connect(self, url: str) -> PulsarClientConnection:
         if url not in self._connections:

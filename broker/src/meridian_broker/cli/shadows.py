@@ -23,16 +23,16 @@ def shadow() -> None:
     "holds",
     default=True,
     show_default=True,
-    help="Keep what subscriptions of the shadow have not acknowledged stored, as the source's own do; without, they "
-    "skip what the source deletes.",
+    help="Whether what the shadow's subscriptions have not acknowledged stays stored. With --no-hold they skip what "
+    "the source deletes.",
 )
 @click.option(
     "--auto-reset-backlog-entries",
     "reset_behind",
     type=click.IntRange(0, 1_000_000_000),
     default=0,
-    help="Where another broker serves SOURCE: do not read ahead a full ledger of which more entries than this were not "
-    "read yet. 0: as the broker's settings say.",
+    help="If another broker serves SOURCE: a full ledger with more unread entries than this is not read ahead. 0: as "
+    "the broker's settings say.",
 )
 @with_console
 def create(console: Console, source: TopicName, topic: TopicName, holds: bool, reset_behind: int) -> None:

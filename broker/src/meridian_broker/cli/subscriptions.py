@@ -32,7 +32,7 @@ def place_in_topic(text: str) -> dict[str, int] | int:
     if re.fullmatch(r"\d{1,18}", text):
         return int(text)
     raise click.BadParameter(
-        f"{text!r} is not a place: write earliest, latest, LEDGER:ENTRY or milliseconds since 1970"
+        f"{text!r} is not a position: write earliest, latest, LEDGER:ENTRY or milliseconds since 1970"
     )
 
 
@@ -51,8 +51,8 @@ def subscriptions() -> None:
     """Subscriptions of a topic: who consumes it, and how far they are.
 
     A replicated subscription has the same progress in every region of its topic, so its consumers may continue in
-    another region at any time. A consumer asks for that (`meridian consume --replicated`), `create --replicated`
-    does, or a policy of its topic or namespace (`replicateSubscriptionState`). Or switch it on later:
+    another region at any time. A consumer asks for that (`meridian consume --replicated`), or `create --replicated`,
+    or a policy of its topic or namespace (`replicateSubscriptionState`). To switch it on later:
 
     \b
       meridian subscriptions replicate orders billing --dry-run   what each region would skip
@@ -135,15 +135,13 @@ def subscriptions_set_scope(
 @click.argument("topic", type=topic_name)
 @click.argument("subscription")
 @click.option("--origin", required=True, help="The region in which the messages were published.")
-@click.option(
-    "--by", "preferred", required=True, help="The region that delivers them from now on. ORIGIN itself: as before."
-)
+@click.option("--by", "preferred", required=True, help="The region that delivers them from now on. ORIGIN undoes it.")
 @with_console
 def subscriptions_take_over(console: Console, topic: TopicName, subscription: str, origin: str, preferred: str) -> None:
     """Let another region deliver the messages published in ORIGIN, until you change it back.
 
-    On a topic of two regions this is how the messages of a dead region continue to be delivered. Make sure that it is
-    dead: if it is only cut off, it goes on delivering, and consumers in both regions get the same messages.
+    On a topic of two regions this is how the messages of a dead region continue to be delivered. Make sure that it
+    is dead: if it is only cut off, it keeps delivering, and consumers in both regions get the same messages.
     """
     console.admin.request(
         "POST", scope_path(topic, subscription), body={"takeOver": {"origin": origin, "by": preferred}}

@@ -27,8 +27,10 @@ def tenants_list(console: Console) -> None:
 
 @tenants.command("create")
 @click.argument("tenant")
-@click.option("--admin-role", "roles", multiple=True, help="Role that may administer it. Repeat for several.")
-@click.option("--allowed-cluster", "clusters", multiple=True, help="Region it may use. Repeat. Default: all regions.")
+@click.option("--admin-role", "roles", multiple=True, help="Role that may administer it. Repeatable.")
+@click.option(
+    "--allowed-cluster", "clusters", multiple=True, help="Region it may use. Repeatable. Default: all regions."
+)
 @here_option
 @at_option
 @with_console
@@ -76,7 +78,9 @@ def namespaces_list(console: Console, tenant: str) -> None:
 
 @namespaces.command("create")
 @click.argument("namespace", type=namespace_name)
-@click.option("--cluster", "clusters", multiple=True, help="Region to replicate to. Repeat. Default: this region only.")
+@click.option(
+    "--cluster", "clusters", multiple=True, help="Region to replicate to. Repeatable. Default: this region only."
+)
 @here_option
 @at_option
 @with_console

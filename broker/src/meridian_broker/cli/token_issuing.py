@@ -2,8 +2,8 @@
 """Keeps a Secret of Kubernetes supplied with a short-lived token: the operator's token for one region.
 
 This runs in the region, because the key that signs tokens stays there. A new token is written when half of the old
-one's lifetime is over, so nobody has to renew it, and the operator may be away for any time. Whoever steals a token has
-it for the rest of its lifetime: without the key it cannot be renewed.
+one's lifetime is over, so nobody has to renew it, and the operator may be away for any length of time. Whoever steals a
+token has it for the rest of its lifetime: without the key it cannot be renewed.
 
 It may run twice at once: both write tokens that are valid. Clocks may differ by almost half a lifetime.
 """
@@ -27,9 +27,9 @@ from meridian_broker.gateway.token_keys import SECRET_SUFFIX, key_paths, read_se
 from meridian_broker.gateway.token_signing import SigningKey, make_token
 
 LOOK_SECONDS: Final = 30.0
-"""Between looks at the Secret."""
+"""Between checks of the Secret."""
 RETRY_SECONDS: Final = 5.0
-"""Until another attempt after a failed one: the operator's chart may create the Secret at any time."""
+"""Between attempts after a failure: the operator's chart may create the Secret at any time."""
 SETTLE_SECONDS: Final = 180.0
 """A key that appears during a rotation signs after this time: brokers' files may be updated later than ours."""
 CALL_SECONDS: Final = 10.0
@@ -55,7 +55,7 @@ class Wanted:
 
 
 def why_due(held: bytes, key: SigningKey, wanted: Wanted, now: int) -> str:
-    """Why a new token is due; empty: the one that is held will do.
+    """Why a new token is due; empty: the current one will do.
 
     :param held: the current content of the Secret.
     :param now: in seconds since 1970.
@@ -163,8 +163,8 @@ class KubeSecret:
 
 
 _ADVICE: Final = {
-    403: "this service account may not: name it in tokenIssuer of the region in the operator's chart",
-    404: "there is none: the operator's chart creates it where the region has a tokenIssuer",
+    403: "this service account is not allowed to: name it in tokenIssuer of the region in the operator's chart",
+    404: "it does not exist: the operator's chart creates it where the region has a tokenIssuer",
 }
 
 
@@ -197,7 +197,7 @@ class TokenIssuer:
 
 
 def keep_issuing(issuer: TokenIssuer, say: Callable[[str], object], sleep: Callable[[float], object]) -> NoReturn:
-    """Look again and again. A failure is told once, and what was done each time."""
+    """Check for ever. A failure is reported once, an issued token each time."""
     failure = ""
     while True:
         try:

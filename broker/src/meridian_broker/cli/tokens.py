@@ -24,7 +24,7 @@ KEY_BYTES: Final = 32
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 SHORTEST_LIFETIME: Final = 600
-"""Seconds of a token that is renewed: the operator has to hear of the next one in time."""
+"""Shortest lifetime of a renewed token, in seconds: the operator needs time to pick up the next one."""
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 365 * 86_400}
 
 
@@ -97,7 +97,9 @@ def create_peer_secret(file: Path) -> None:
 @click.option("--key-id", help="Id of the key: the name, without its suffix, of its file in the brokers' directory.")
 @click.option("--subject", required=True, help="The client's role.")
 @click.option("--expires", help="How long it is valid: 90d, 12h, 1y. Default: it does not expire.")
-@click.option("--region", "regions", multiple=True, help="Region in which it is valid. Repeat. Default: all regions.")
+@click.option(
+    "--region", "regions", multiple=True, help="Region in which it is valid. Repeatable. Default: all regions."
+)
 @click.option(
     "--scope",
     type=click.Choice(["admin", "export"]),
@@ -117,8 +119,8 @@ def create(
 ) -> None:
     """Sign a token for a role and print it, or write it to a file readable by you only.
 
-    Give one of --secret-key and --private-key. With --key-id the token names its key, and brokers that have several
-    look no further; without it they try each.
+    Give one of --secret-key and --private-key. With --key-id the token names its key, and brokers with several keys
+    try only that one; without it they try each.
     """
     from meridian_broker.gateway.authentication import RESERVED_ROLES
     from meridian_broker.gateway.key_files import BadKey, exposure
@@ -159,7 +161,7 @@ def create(
     "--region",
     "regions",
     multiple=True,
-    help="With --directory: a region to which an operator in another cluster gets a token. Repeat.",
+    help="With --directory: a region for which an operator in another cluster gets a token. Repeatable.",
 )
 def manifest(
     name: str, subject: str, expires: str, to: Path | None, directory: Path | None, regions: tuple[str, ...]
