@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the subscriptions of a topic do in the next turn of the loop, asked of the loop once for all of them.
+"""Work of a topic's subscriptions in the next turn of the loop, scheduled once for all of them.
 
-A message that goes to tens of thousands of subscriptions lets each of them dispatch, and then write its
-acknowledgement. A call of the loop for each would cost as much as what is done in it. But all of them together may take
-many seconds once they are behind, and nothing else would run meanwhile: requests would wait, and the lease on the
-broker's topics would end. So the rest waits for another turn when this one has taken ``TURN_MS``.
+After a message for tens of thousands of subscriptions each of them dispatches, and then writes its acknowledgement. A
+callback of the loop for each would cost as much as its work. But once they are behind, one turn for all of them takes
+many seconds, in which nothing else runs: requests wait, and the lease on the broker's topics ends. So after ``TURN_MS``
+the rest waits for another turn.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOK_EVERY: Final = 16
 
 
 class Waiting(Protocol):
-    """Whoever has something to do in the next turn."""
+    """Something with work for the next turn."""
 
     def next_turn(self) -> None:
         """Do it."""
@@ -30,7 +30,7 @@ class Waiting(Protocol):
 
 
 class Turns:
-    """Those who wait for the next turn, in the order in which they asked for it."""
+    """Those that wait for the next turn, in the order in which they asked for it."""
 
     __slots__ = ("_scheduler", "_waiting")
 
