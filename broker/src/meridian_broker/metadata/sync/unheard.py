@@ -59,7 +59,12 @@ def _listing(event: Event, verdict: Verdict, now: Seen, horizon: Moment) -> list
     listed, mark = now.records[where], now.records[of_writer]
     if verdict is Verdict.STALE:
         is_heard = mark is None or moment(event.state.stamp) <= read_mark(of_writer, mark.value)[0]
-        is_new = listed is None and not is_heard
+        is_new = not is_heard and (listed is None or _is_later(event, conflicts.from_store(where, listed.value)))
         return [Put(where, conflicts.to_store(event.state, forgotten(horizon)))] if is_new else []
     is_it = listed is not None and conflicts.from_store(where, listed.value).lost.stamp == event.state.stamp
     return [Delete(where)] if is_it else []
+
+
+def _is_later(event: Event, listed: conflicts.Conflict) -> bool:
+    """Whether what is listed is an earlier value that nobody can judge: the last one is what people may want back."""
+    return not listed.won.stamp.region and listed.lost.stamp < event.state.stamp
