@@ -20,7 +20,7 @@ ORDER ?= 0
 
 # Compiled ahead: with PYTHONDONTWRITEBYTECODE set, every broker that a test or the demo starts would compile itself.
 .PHONY: setup
-setup: ## make .venv with the pinned dependencies; by apt: python3-venv and Java 17, where missing
+setup: ## make .venv with the pinned dependencies; by apt, where missing: python3-venv and Java 17
 	@scripts/setup
 	@$(BIN)/python -m compileall -q broker/src operator/src verifier/src tests
 
@@ -89,7 +89,7 @@ images: ## container images, tagged VERSION=0.1.0, with whatever e2e/cluster bui
 	done
 
 .PHONY: crds
-crds: setup ## write the custom resource definitions again, from the operator's models
+crds: setup ## regenerate the custom resource definitions from the operator's models
 	@$(BIN)/python -m meridian_operator.api.crd crds
 	@cp crds/*.yaml helm/meridian-operator/files/crds/
 
@@ -106,7 +106,7 @@ e2e: setup ## a failover on a real Kubernetes cluster (see e2e/cluster for which
 	@$(BIN)/python -m pytest -x -p no:xdist --timeout 1500 --durations=0 --durations-min=5 e2e
 
 .PHONY: docs
-docs: setup ## write the generated pages again
+docs: setup ## regenerate the generated files
 	@scripts/generated write
 
 .PHONY: test-fresh

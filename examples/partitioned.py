@@ -5,7 +5,7 @@ Start the regions with ``meridian up``, then
 
     python examples/partitioned.py
 
-The partitions are asked for in us-east, over the admin API that every Pulsar tool uses; the others follow. Thirty
+The partitions are created in us-east, over the admin API that every Pulsar tool uses; the other regions follow. Thirty
 sensors' readings are published with the sensor's name as key. A key always goes to the same partition, so a consumer
 sees the readings of each sensor in order, although it gets those of different sensors as they come.
 """

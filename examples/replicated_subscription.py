@@ -5,9 +5,9 @@ Start the regions with ``meridian up``, then
 
     python examples/replicated_subscription.py
 
-A consumer in us-east works on twelve orders and finishes them out of order: some in the middle stay open. It goes on in
-us-west and gets exactly the open ones. The subscription is replicated because the consumer asks for it with
-``replicate_subscription_state_enabled``; nothing else is needed, in any region.
+A consumer in us-east works on twelve orders and finishes them out of order: some in the middle stay open. It
+continues in us-west and gets exactly the open ones. The subscription is replicated because the consumer asks for it
+with ``replicate_subscription_state_enabled``; nothing else is needed, in any region.
 """
 
 import argparse
@@ -64,5 +64,5 @@ try:
     message = consumer.receive(timeout_millis=500)
     raise SystemExit(f"{message.data().decode()} came although it was finished")
 except pulsar.Timeout:
-    print("and nothing else: it went on at the exact place")
+    print("and nothing else: it continued at the exact place")
 west.close()

@@ -26,7 +26,7 @@ quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
 
 class Order(Record):
-    """What somebody wants."""
+    """An order."""
 
     table = Integer()
     drink = String()

@@ -237,7 +237,7 @@ async def compare(bench: Bench, etcd: str, jars: Path) -> None:
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     if process.returncode != 0:
-        print("BookKeeper's own client is left out: this Java cannot run it (it has to have a compiler)")
+        print("BookKeeper's own client is left out: this Java has no compiler, which it needs")
         return
     for line in output.decode().splitlines():
         if not line.startswith("measured "):

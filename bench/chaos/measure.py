@@ -28,7 +28,7 @@ QUICK_SECONDS = 60
 
 def main() -> int:
     options = _options()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: told to stop"))  # brokers do not outlive it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped by SIGTERM"))  # brokers do not outlive it
     began, load_before = time.monotonic(), os.getloadavg()[0]
     counts: Counter[str] = Counter()
     wrongs: list[str] = []
@@ -73,12 +73,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/chaos/run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a look in less than four minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object in the last line")
-    parser.add_argument("--prepare", action="store_true", help="nothing has to be prepared; for symmetry with others")
+    parser.add_argument("--prepare", action="store_true", help="does nothing here; other benches have it")
     parser.add_argument("--first", type=int, default=1, metavar="SEED", help="the first seed; 1")
     parser.add_argument("--seeds", type=int, default=10, help="so many from the first on; 10")
     parser.add_argument("--rounds", type=int, help="of trouble and calm, for each seed; 3, or 2 when it is quick")
     parser.add_argument("--seconds", type=float, default=8, help="of trouble in a round; 8")
-    parser.add_argument("--keep", action="store_true", help="keep logs and disks of a seed that went wrong")
+    parser.add_argument("--keep", action="store_true", help="keep logs and disks of a failed seed")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 3)
     if options.prepare:

@@ -187,7 +187,7 @@ class Judge:
                     if self._had_heard(one, had) and one.visit != had.visit:
                         yield (
                             body,
-                            f"acknowledged in {one.region} {had.at - one.at:.1f} s before it came in {had.region}",
+                            f"acknowledged in {one.region} {had.at - one.at:.1f} s before {had.region} delivered it",
                         )
 
     def _had_heard(self, acknowledged: Event, delivered: Event) -> bool:
@@ -256,10 +256,10 @@ def wrong(verdicts: dict[str, Must], came: Iterable[str], copies: Counter[str]) 
     counted = Counter(came)
     for body, must in verdicts.items():
         if must is Must.COME and not counted[body]:
-            yield body, "is owed and does not come"
+            yield body, "is owed and is not delivered"
         elif must is Must.NOT_COME and counted[body] and copies[body] == 1:
-            yield body, "comes again though it is acknowledged"
+            yield body, "is delivered again although it is acknowledged"
         elif counted[body] > copies[body]:
-            yield body, f"comes {counted[body]} times"
+            yield body, f"is delivered {counted[body]} times"
     for body in counted.keys() - verdicts.keys():
-        yield body, "comes and is not stored"
+        yield body, "is delivered but not stored"

@@ -19,7 +19,7 @@ SAYS = {
     "partial_acks": "nothing is left",
     "partitioned": "each sensor's in order",
     "produce_consume": "consumed 10 orders in the other",
-    "replicated_subscription": "it went on at the exact place",
+    "replicated_subscription": "it continued at the exact place",
     "schema_json": "total 5.25",
     "watch_progress": "every region knows that 5 of 50 messages are open",
 }

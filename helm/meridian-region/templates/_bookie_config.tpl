@@ -1,5 +1,5 @@
 {{/* SPDX-License-Identifier: Apache-2.0 */}}
-{{/* The bookies' configuration, BookKeeper's bk_server.conf. docs/operations.md explains what an operator has to know of it. */}}
+{{/* The bookies' configuration, BookKeeper's bk_server.conf. docs/operations.md explains what an operator has to know about it. */}}
 
 {{/* The keys that the chart itself sets; each pod adds `bookieId` and `advertisedAddress`. */}}
 {{- define "region.ownBookieSettings" -}}
@@ -33,7 +33,7 @@ nettyMaxFrameSizeBytes: {{ add (include "region.settingText" ((.Values.broker.co
 {{- define "region.bookieDefaults" -}}
 ledgerStorageClass: org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage
 digestType: CRC32C
-# A ledger that etcd does not list is deleted only if reading its metadata finds none either.
+# A ledger that etcd does not list is deleted only if its metadata cannot be found either.
 verifyMetadataOnGC: "true"
 gcWaitTime: "600000"
 # Seconds after etcd lost sight of a bookie until its ledgers are copied: a pod that is replaced copies nothing.
@@ -93,7 +93,7 @@ authority: {{ splitList "," (include "region.etcdHosts" .) | first }}
 {{- join "," $found -}}
 {{- end }}
 
-{{/* An amount of memory, such as 512Mi, as Java has it. */}}
+{{/* An amount of memory, such as 512Mi, in Java's notation. */}}
 {{- define "region.javaSize" -}}
 {{- . | trimSuffix "i" | lower -}}
 {{- end }}

@@ -101,7 +101,7 @@ scope `origin` yet. */}}
 {{ include "region.name" . }}-broker.{{ .Release.Namespace }}.svc
 {{- end }}
 
-{{/* What stands behind a broker's pod in its DNS name. */}}
+{{/* The part of a broker's DNS name behind its pod's name. */}}
 {{- define "region.brokerPods" -}}
 {{ include "region.name" . }}-broker-pods.{{ .Release.Namespace }}.svc
 {{- end }}

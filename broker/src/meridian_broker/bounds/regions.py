@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one message of the progress exchange between regions may hold, and what is kept of a region's directory. A
-message that holds more is dropped unread.
+"""Limits on messages of the progress exchange between regions, and on what is kept of a region's directory.
 
-`replication/progress/counts.py` compares with these. A frame has room for a thousand times as much, and each part of a
-message takes some microseconds of the event loop.
+A message that exceeds one is dropped unread: `replication/progress/counts.py` checks against these. A frame has room
+for a thousand times as much, and each part of a message takes some microseconds of the event loop.
 """
 
 from __future__ import annotations
