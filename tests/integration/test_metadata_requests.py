@@ -19,11 +19,12 @@ from meridian_broker.metadata.records import ClusterRecord, TenantRecord
 from meridian_broker.metadata.store import Delete, Put
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier
-from meridian_broker.metadata.sync.converging import Verdict
+from meridian_broker.metadata.sync.converging import Verdict, written
 from meridian_broker.metadata.sync.events import Changes, Event, decode
+from meridian_broker.metadata.sync.followed_outbox import FollowedOutbox
 from meridian_broker.metadata.sync.publishing import Publisher, in_groups
 from meridian_broker.metadata.sync.recording import RecordingStore
-from meridian_broker.metadata.sync.stamped import Stamped, canonical
+from meridian_broker.metadata.sync.stamped import Stamped, canonical, from_store
 from meridian_broker.positions.clock import HybridClock, Stamp
 from support.worlds.sync_world import StoreInMemory, WaitingInMemory, is_synced
 
@@ -79,6 +80,13 @@ class Region:
     async def set_ttl(self, seconds: int) -> NamespaceRecord:
         return await self.catalog.namespaces.set_policy("shop/orders", TTL, seconds)
 
+    async def followed(self) -> FollowedOutbox:
+        """What is in the outbox, which the writer knows from now on."""
+        found = FollowedOutbox()
+        found.read(await self.requests.scan(paths.OUTBOX + "/"))
+        self.recording.guess_entries(found.entry)
+        return found
+
     async def send(self) -> list[str]:
         owed = await self.requests.scan(paths.OUTBOX + "/")
         return [one for some in in_groups(owed) for one in await self.asked(self.publisher.send(some))]
@@ -104,6 +112,38 @@ async def test_a_policy_is_set_by_one_transaction_and_seen_at_once(region: Regio
     seen = region.catalog.namespace("shop/orders")
     assert seen is not None
     assert seen.own[TTL] == 2
+
+
+async def test_a_policy_that_waits_to_be_sent_is_set_again_by_one_transaction(region: Region) -> None:
+    await region.publisher.drain()
+    await region.set_ttl(2)
+    before = await region.requests.get(PATH)
+    await region.followed()
+    assert await region.asked(region.set_ttl(3)) == ["transact"]
+    assert await region.asked(region.set_ttl(4)) == ["transact", "get_many", "transact"], "no watch has told of 3"
+    region.sent.clear()
+    await region.publisher.drain()
+    message = decode(region.sent[0])
+    assert isinstance(message, Changes)
+    assert [event.state.value for event in message.events] == [b"4"]
+    assert [event.replaced for event in message.events] != [written(from_store(PATH, before.value))]
+
+
+async def test_a_write_takes_the_place_of_an_entry_that_was_sent(region: Region) -> None:
+    """So what it replaced is told as it was, although the entry was not removed yet."""
+    await region.publisher.drain()
+    await region.set_ttl(2)
+    followed = await region.followed()
+    [sent] = in_groups(followed.unsent.items())
+    await region.publisher.send(sent)
+    followed.were_sent(sent)
+    before = await region.requests.get(PATH)
+    assert await region.asked(region.set_ttl(3)) == ["transact"]
+    region.sent.clear()
+    await region.publisher.drain()
+    message = decode(region.sent[0])
+    assert isinstance(message, Changes)
+    assert [event.replaced for event in message.events] == [written(from_store(PATH, before.value))]
 
 
 async def test_what_was_just_written_is_sent_without_reading_it(region: Region) -> None:

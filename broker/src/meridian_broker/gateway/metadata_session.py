@@ -9,26 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
 from meridian_broker.gateway.event_topic import EventTopic
 from meridian_broker.gateway.metadata_comparing import Comparisons, Shared, together
 from meridian_broker.gateway.metadata_standby import HOLD_SECONDS, Standby
-from meridian_broker.metadata.store import MetadataError, Record
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier, Poison
 from meridian_broker.metadata.sync.events import Changes, Message
 from meridian_broker.metadata.sync.events import decode as decode_message
+from meridian_broker.metadata.sync.followed_outbox import FollowedOutbox
 from meridian_broker.metadata.sync.kept import Kept
 from meridian_broker.metadata.sync.known import Known
-from meridian_broker.metadata.sync.publishing import Owed, Publisher, in_groups, pause_after
+from meridian_broker.metadata.sync.publishing import Publisher, in_groups, pause_after
 
 RETRY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 1.0
 """Between attempts to send what was not sent, and to decide about parked states."""
 MARK_SECONDS: Final = 5.0
+CLEAR_SECONDS: Final = 0.2
+"""Between two removals of what was sent from the outbox."""
+CLEARED_TOGETHER: Final = 48
+"""Entries that one transaction removes."""
 
 log = logging.getLogger(__name__)
 
@@ -57,20 +62,22 @@ class Session:
         )
         self.comparisons = Comparisons(shared, topic, self.known, self.applier, self.publisher, lambda: self.owed)
         self.publish_problem: str | None = None
-        self._owed: dict[str, Record] = {}
-        """Entries of the outbox, as the watch tells."""
+        self._outbox = FollowedOutbox()
+        self._cleared = 0.0
+        """When it was cleared last."""
         self._owing = asyncio.Event()
 
     @property
     def owed(self) -> int:
-        """Entries of the outbox."""
-        return len(self._owed)
+        """Entries of the outbox that were not sent yet."""
+        return len(self._outbox.unsent)
 
     def regions(self) -> frozenset[str]:
         """That share metadata by this topic, this one included."""
         return self._shared.sharing(self.topic.topic)
 
     async def run(self) -> None:
+        self._shared.recording.guess_entries(self._outbox.entry)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.topic.run())
@@ -85,6 +92,7 @@ class Session:
                 if self._shared.standby is not None:
                     tasks.create_task(self._stand_by(self._shared.standby))
         finally:
+            self._shared.recording.guess_entries(None)
             await self.topic.close()
 
     async def _again(self, what: str, work: Callable[[], Awaitable[None]]) -> NoReturn:
@@ -101,14 +109,11 @@ class Session:
 
     async def _watch_outbox(self) -> None:
         async for changes in self._shared.store.watch(paths.OUTBOX + "/"):
-            if not changes:
-                self._owed = dict(await self._shared.store.scan(paths.OUTBOX + "/"))
-            for change in changes:
-                if change.record is None:
-                    self._owed.pop(change.path, None)
-                else:
-                    self._owed[change.path] = change.record
-            if self._owed:
+            if changes:
+                self._outbox.hear(changes)
+            else:
+                self._outbox.read(await self._shared.store.scan(paths.OUTBOX + "/"))
+            if self._outbox.unsent:
                 self._owing.set()
 
     async def _publish(self) -> None:
@@ -116,7 +121,7 @@ class Session:
         clock = asyncio.get_running_loop().time
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(CLEAR_SECONDS if self._outbox.sent else LOOK_SECONDS):
                     await self._owing.wait()
             if not self.topic.is_active or self._shared.choice.refusal is not None:
                 await asyncio.sleep(RETRY_SECONDS / 10)
@@ -124,9 +129,10 @@ class Session:
             self._owing.clear()
             begun = clock()
             try:
-                owed = dict(self._owed)
-                sent = await self._send(owed)
-                await together([self._delete(sent, owed), asyncio.sleep(pause_after(clock() - begun))])
+                for some in in_groups(self._outbox.unsent.items()):
+                    await together([self.publisher.send(some), self._clear()])
+                    self._outbox.were_sent(some)
+                await together([self._clear(), asyncio.sleep(pause_after(clock() - begun))])
                 self.publish_problem = None
             except MetadataError as error:
                 self.publish_problem = str(error)
@@ -137,21 +143,16 @@ class Session:
                 self.publish_problem = "see the log"
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _send(self, owed: Mapping[str, Record]) -> list[Owed]:
-        """Returns the entries that were sent and are still in the outbox: those of the last message. The others are
-        deleted while the next one is sent."""
-        sent: list[Owed] = []
-        for some in in_groups(owed.items()):
-            await together([self.publisher.send(some), self.publisher.delete(sent)])
-            sent = some
-        return sent
-
-    async def _delete(self, sent: Sequence[Owed], owed: Mapping[str, Record]) -> None:
-        """:param owed: all that was sent."""
-        await self.publisher.delete(sent)
-        for path, record in owed.items():
-            if self._owed.get(path) is record:  # not one that was written meanwhile
-                del self._owed[path]
+    async def _clear(self) -> None:
+        """Remove from the outbox what was sent, if it is time."""
+        sent, now = list(self._outbox.sent.values()), asyncio.get_running_loop().time()
+        if not sent or now < self._cleared + CLEAR_SECONDS:
+            return
+        self._cleared = now
+        for first in range(0, len(sent), CLEARED_TOGETHER):
+            some = sent[first : first + CLEARED_TOGETHER]
+            await self.publisher.delete(some)
+            self._outbox.were_removed(some)
 
     async def _look(self) -> None:
         turns = 0

@@ -22,6 +22,9 @@ from meridian_broker.positions.clock import Stamp
 MAX_BYTES: Final = 512 << 10
 """Values of one message, unless a single one is larger: so many fit into one transaction of any store."""
 
+SENT: Final = b""
+"""Stands for an entry that was sent and is still stored: a write need not be added to it, and takes its place."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:

@@ -16,7 +16,7 @@ waits for the event topic. What was read is checked in the same transaction. If 
 is read again; a check of the caller's that fails is reported to the caller.
 
 A writer has just read what it changes, through this store. So the first attempt guesses the rest, and reads nothing: no
-tombstone, no outbox entry, the mark that was seen last. The transaction checks the guess.
+tombstone, the outbox entry of which a watch has told, the mark that was seen last. The transaction checks the guess.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ class RecordingStore(ForwardingStore):
         self._caller = caller
         self._lately: dict[str, Record] = {}
         """What was read of shared paths, and the mark; the oldest first."""
+        self._entry: Callable[[str], Record | None] = _nothing
+        """What is probably at a path of the outbox."""
         self._wary = 0
         """So many writes that guess nothing, since a guess was wrong."""
 
@@ -125,6 +127,10 @@ class RecordingStore(ForwardingStore):
                 return self._noted(done)
             before = seen
         return None
+
+    def guess_entries(self, entry: Callable[[str], Record | None] | None) -> None:
+        """:param entry: as ``FollowedOutbox.entry``; None: nobody follows the outbox any more."""
+        self._entry = entry or _nothing
 
     def recent(self, path: str) -> Record | None:
         """What was lately read or written at a shared path through this store; None: nothing that is remembered."""
@@ -160,7 +166,8 @@ class RecordingStore(ForwardingStore):
         mark, versions = self._lately.get(paths.MARK), {check.path: check.version for check in checks}
         if mark is None:
             return None
-        records: dict[str, Record | None] = {paths.MARK: mark, paths.outbox(shared[0]): None}
+        entry = paths.outbox(shared[0])
+        records: dict[str, Record | None] = {paths.MARK: mark, entry: self._entry(entry)}
         for path in shared:
             record = self._lately.get(path) if versions.get(path) else None
             if path not in versions or (record.version if record else ABSENT) != versions[path]:
@@ -326,6 +333,10 @@ class RecordingStore(ForwardingStore):
         return stamp_after(self._clock, max(mark, mark if present is None else moment(present.stamp)))
 
 
+def _nothing(_path: str) -> None:
+    return None
+
+
 def stamp_after(clock: HybridClock, floor: Moment) -> Stamp:
     """A stamp of now, or right after ``floor`` if that is later."""
     stamp = clock.next(Stamp(*floor, clock.region))
@@ -336,7 +347,7 @@ def owing(anchor: str, seen: Seen, replaced: dict[str, Written | None], first: S
     """The outbox entry of a transaction. Its oldest unsent write says when it is sent."""
     where = paths.outbox(anchor)
     record = seen.records[where]
-    if record is not None:
+    if record is not None and record.value != outbox.SENT:
         together = outbox.from_store(where, record.value).and_then(replaced)
         if together is not None:
             return Put(where, outbox.to_store(together))
