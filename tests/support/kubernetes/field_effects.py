@@ -78,7 +78,7 @@ _TEXTS: Final = {
     "subscription": ["shipping"],
     "witness": ["sa"],
     "definition": ['{"type": "string"}'],
-    "duration": ["2h"],
+    "duration": ["1h"],
     "size": ["2Gi"],
 }
 """Other values of strings, by the field's name, with its kind where that matters, or by the kind of its pattern."""
