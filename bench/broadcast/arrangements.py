@@ -154,9 +154,9 @@ class TwoBrokers:
     def restart(self) -> bool:
         return False  # if one of them is killed, the other one takes its topics over: bench/brokers measures that
 
-    def __exit__(self, problem: object, *_: object) -> None:
+    def __exit__(self, *problem: object) -> None:
         try:
-            if problem is not None:
+            if problem[0] is not None:
                 self._complain()
         finally:
             self._up.stop()  # the bookies as well, which a kill would leave behind

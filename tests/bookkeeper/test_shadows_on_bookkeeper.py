@@ -55,7 +55,7 @@ def backlog(pair: Pair, subscription: str) -> int:
 def until_empty(view: pulsar.Consumer, pair: Pair, subscription: str) -> list[bytes]:
     """What still comes, acknowledged, until the broker has every acknowledgement. One that was sent while the
     consumer's connection ended is lost with it, as nobody asked for its receipt, and its message comes again."""
-    found = []
+    found = list[bytes]()
     deadline = time.monotonic() + PATIENCE_MS / 1000
     while time.monotonic() < deadline:
         try:

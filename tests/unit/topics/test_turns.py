@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ def test_the_loop_does_something_else_when_a_turn_takes_long(took: list[int], as
             waiting.add(One(len(took), done))
 
     for number in range(len(took)):
-        waiting.add(One(number, done, lambda number=number: takes(number)))
+        waiting.add(One(number, done, partial(takes, number)))
     while loop.soon:
         assert len(loop.soon) == 1
         began = loop.now_ms
