@@ -98,7 +98,7 @@ def test_a_topic_that_a_region_of_pulsar_has_too_is_refused(regions: RegionsProc
     with client(regions, EAST) as east:
         consumer = subscribe(east, topic)
         answer = regions.http(EAST, "POST", path(topic), {"dispatchScope": "origin"})
-        assert (answer.status, "apache runs Apache Pulsar" in answer.text) == (412, True), answer.text
+        assert (answer.status, "Apache Pulsar runs in apache" in answer.text) == (412, True), answer.text
         consumer.close()
 
 

@@ -115,9 +115,9 @@ async def test_too_many_rewinds_are_refused_with_a_reason(monkeypatch: pytest.Mo
     world, subscription = await opened()
     for _ in range(3):
         await seek_back(world, subscription, by_time=True)
-    with pytest.raises(LimitReached, match="was rewound 3 times"):
+    with pytest.raises(LimitReached, match="has 3 unmerged rewinds"):
         await seeking.seek_to_time(subscription.cursor, 0)
-    with pytest.raises(LimitReached, match="was rewound 3 times"):
+    with pytest.raises(LimitReached, match="has 3 unmerged rewinds"):
         await seeking.seek(subscription.cursor, Position(0, 0))
 
 
