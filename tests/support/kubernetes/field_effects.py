@@ -78,7 +78,8 @@ _TEXTS: Final = {
     "subscription": ["shipping"],
     "witness": ["sa"],
     "definition": ['{"type": "string"}'],
-    "duration": ["1h"],
+    "maxClockSkew": ["30m"],
+    "duration": ["2h"],
     "size": ["2Gi"],
 }
 """Other values of strings, by the field's name, with its kind where that matters, or by the kind of its pattern."""
