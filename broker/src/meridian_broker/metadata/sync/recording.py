@@ -95,7 +95,7 @@ class RecordingStore(ForwardingStore):
         self._lately: dict[str, Record] = {}
         """What was read of shared paths, and the mark; the oldest first."""
         self._wary = 0
-        """So many writes that guess nothing, since a guess was wrong."""
+        """Writes still to be made without guessing, because a guess was wrong."""
 
     async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         """:raises BadRequest: with what has to be noted, the transaction is too large for a store.
@@ -127,7 +127,7 @@ class RecordingStore(ForwardingStore):
         return None
 
     def recent(self, path: str) -> Record | None:
-        """What was lately read or written at a shared path through this store; None: nothing that is remembered."""
+        """What was lately read or written at a shared path through this store; None: not remembered."""
         return self._lately.get(path)
 
     def _named(self, operation: Put | Delete) -> Put | Delete:
@@ -142,7 +142,7 @@ class RecordingStore(ForwardingStore):
     async def _transact_unread(
         self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str]
     ) -> Committed | None:
-        """What it has written without reading anything; None: that did not succeed."""
+        """What it wrote without reading anything; None: that failed."""
         if self._wary:
             self._wary -= 1
             return None
@@ -218,7 +218,7 @@ class RecordingStore(ForwardingStore):
             seen = await read(self._store, places)
             present = seen.state(path)
             if present is None and seen.records[paths.parked(path)] is None:
-                raise Invalid(f"nothing is known of {path}, neither here nor from another region")
+                raise Invalid(f"nothing is known of {path}, here or from another region")
             state = self._next_generation(present, seen)
             entry = owing(path, seen, {path: written(present)}, state.stamp)
             operations = [*seen.storing(path, state, self._caller()), Delete(paths.parked(path)), entry]
