@@ -99,7 +99,7 @@ async def test_what_this_version_does_not_know_survives_a_change(store: SqliteMe
         ("maxProducerPerTopic", "1", r"did you mean maxProducersPerTopic\?"),
         (PRODUCERS, "10001", "expected a whole number from 0 to 10000"),
         (EVENTS, "x" * (VALUE_MAX + 1), f"expected at most {VALUE_MAX}"),
-        (EVENTS, "persistent://public/default/a-partition-1", "none of its partitions"),
+        (EVENTS, "persistent://public/default/a-partition-1", "not one of its partitions"),
         (EVENTS, ONE, "set peerTokenFile too"),
     ],
 )

@@ -82,7 +82,7 @@ async def stored_at(log: TopicLog, places: list[tuple[Position, Position]]) -> A
         while at + count < len(places) and places[at + count][1] == (first.ledger, first.entry + count):
             count += 1
         if not log.holds(first):
-            raise LedgerNotFound(f"there is no entry {first} here any more: it was trimmed")
+            raise LedgerNotFound(f"entry {first} is no longer here: it was trimmed")
         for stored in await log.read_after(Position(first.ledger, first.entry - 1), count, READ_BYTES):
             yield places[at][0], stored
             at += 1

@@ -234,7 +234,7 @@ class FollowedLog(TopicLog):
 
     async def close(self) -> None:
         """Let go of it. Nothing is sealed or written."""
-        self.failure = self.failure or LedgerError("the topic is not followed here any more: look its shadow up again")
+        self.failure = self.failure or LedgerError("the topic is no longer followed here: look its shadow up again")
         self.stop_following()
         self._forget_tail()
 

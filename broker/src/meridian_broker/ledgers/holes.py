@@ -46,7 +46,7 @@ class Holes:
             for lost_after, lost_before in known[:-HOLES_MAX]:
                 self.given_up += 1
                 log.warning(
-                    "not waiting any more for what %s may have lost between %s and %s: it has more than %d such holes",
+                    "no longer waiting for what %s may have lost between %s and %s: it has more than %d such holes",
                     *(region, lost_after, lost_before, HOLES_MAX),
                 )
             del known[:-HOLES_MAX]

@@ -89,7 +89,7 @@ def take_bits(reader: Reader) -> BitMap:
             raise reader.broken("a bitset is empty or goes past the last entry id")
         lead = first % CHUNK_BYTES
         return from_bitset(first // CHUNK_BYTES, bytes(lead) + plain)
-    raise reader.broken(f"there is no coding {kind} of a bitmap")
+    raise reader.broken(f"a bitmap has the unknown coding {kind}")
 
 
 def _put_plain(out: bytearray, bits: BitMap) -> None:
@@ -180,7 +180,7 @@ def _put_codes(out: bytearray, values: list[int]) -> None:
 def _take_rice(reader: Reader) -> BitMap:
     count, first = reader.number(), reader.number()
     if count < 2:
-        raise reader.broken("a Rice coding has less than two runs")
+        raise reader.broken("a Rice coding has fewer than two runs")
     gaps = _take_codes(reader, count - 1)
     lengths = _take_codes(reader, count)
     if first + sum(gaps) + sum(lengths) + 2 * count - 1 > ENTRY_LIMIT:

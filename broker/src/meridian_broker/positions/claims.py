@@ -193,7 +193,7 @@ class Claims:
         """:raises ValueError: these bytes are not valid claims."""
         kinds = reader.byte()
         if not 0 < kinds <= _BITS | _LINK | _PARTIAL:
-            raise reader.broken(f"there is no kind {kinds} of claims")
+            raise reader.broken(f"claims are of the unknown kind {kinds}")
         claims = cls()
         if kinds & _LINK:
             claims.link = _take_before(reader, ledger - 1 - reader.number())
@@ -299,7 +299,7 @@ def _take_partial(reader: Reader, ledger: int) -> dict[int, Partial]:
             raise reader.broken(f"a batch of {size} messages at entry {entry} is impossible")
         acked = int.from_bytes(reader.take((size + 7) // 8), "little")
         if not 0 < acked < (1 << size) - 1:
-            raise reader.broken("a partly acked batch is not partly acked")
+            raise reader.broken("a batch recorded as partly acked is not")
         distance = reader.number()
         after = None if not distance else _take_before(reader, ledger + 1 - distance)
         if after is not None and after >= (ledger, entry):

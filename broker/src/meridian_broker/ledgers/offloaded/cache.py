@@ -53,7 +53,7 @@ class BlockCache:
             return shared
         self.misses += 1
         self._waiting[key] = []
-        answer: object = LedgerUnreadable("reading from the object store was interrupted: it is tried again")
+        answer: object = LedgerUnreadable("reading from the object store was interrupted: retrying")
         try:
             answer = content = await load()
         except Exception as error:

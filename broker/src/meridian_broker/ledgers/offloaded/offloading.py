@@ -114,7 +114,7 @@ class Offloading:
         old = self.table.get(ledger_id)
         new = Offloaded(ledger_id, State.AWAY, copy, self._scheduler.now_ms(), index.entries, index.size, index.label)
         log.warning(
-            "ledger %d is read from its copy, which the metadata, an older backup, do not mention",
+            "ledger %d is read from its copy, which the metadata, from an older backup, do not mention",
             ledger_id,
         )
         return await self.table.replace(old, new)

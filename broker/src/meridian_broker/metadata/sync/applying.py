@@ -362,7 +362,7 @@ class Applier:
             shown = write_mark(mark.upto, united, [*since, (mark.upto, moment(self._clock.next()))])
             if await self._store.transact([*seen.checks().values()], [Put(where, shown)]):
                 return
-        raise Contended(f"noting what {mark.region} has heard: others changed it {ATTEMPTS} times in the meantime")
+        raise Contended(f"recording what {mark.region} has heard: others changed it {ATTEMPTS} times in the meantime")
 
     async def _marks(self) -> dict[str, tuple[Moment, Mapping[str, Moment]]]:
         found = await self._store.scan(paths.REGIONS + "/")

@@ -64,7 +64,7 @@ class Digest:
 
 
 Together = Callable[[Iterable[Awaitable[None]]], Awaitable[None]]
-"""Does some works, at the same time if it can. All have ended when it returns or raises."""
+"""Runs jobs, concurrently if it can. All have ended when it returns or raises."""
 
 
 class Peer(Protocol):
@@ -80,13 +80,13 @@ class Peer(Protocol):
     async def listing(self, scopes: Collection[str], places: Sequence[Place]) -> Mapping[str, Summary]: ...
 
     async def states(self, some: Sequence[str]) -> Mapping[str, Stamped]:
-        """What it has at these paths, as far as anything is known of them."""
+        """What it has at these paths, for those it knows anything about."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """In what two regions differ."""
+    """The differences between two regions."""
 
     digest: Digest
     here: Mapping[str, Summary] = field(default_factory=dict)
@@ -131,7 +131,7 @@ async def compared(known: Known, peer: Peer, scopes: Collection[str] = paths.SCO
 
 
 def scopes_apart(region: str, theirs: Collection[str], ours: Collection[str]) -> str:
-    """How the scopes of two regions differ, for people."""
+    """How the scopes of two regions differ, in words for people."""
     return f"{region} shares {', '.join(sorted(theirs)) or 'nothing'}, this region {', '.join(sorted(ours))}"
 
 

@@ -19,7 +19,7 @@ SCOPES: Final = "metadataSyncScopes"
 TOMBSTONE_RETENTION: Final = "metadataSyncTombstoneRetentionSeconds"
 MAX_CLOCK_SKEW: Final = "metadataSyncMaxClockSkewSeconds"
 SHORTEST_SECONDS: Final = 3600
-"""Regions that synchronize their clocks poorly, or restart, are not away for so long."""
+"""Longer than a restart, or a poorly synchronized clock, makes a region seem away."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class SyncChoice:
     """Which topic carries metadata, and which scopes."""
 
     values: Mapping[str, str]
-    """The settings above, as they are in force. By ``follow``."""
+    """The settings above that are in force, set by ``follow``."""
     refusal: str | None = None
     """Why this region must not write shared metadata now; None: it may."""
     topic: str = ""
@@ -71,5 +71,5 @@ def _topic(key: str, text: str) -> str:
     except InvalidTopicNameError as error:
         raise Invalid(f"{key}: {error}") from None
     if not name.is_persistent or name.partition >= 0:
-        raise Invalid(f"{key}={name}: expected a persistent topic, and none of its partitions")
+        raise Invalid(f"{key}={name}: expected a persistent topic, not one of its partitions")
     return str(name)

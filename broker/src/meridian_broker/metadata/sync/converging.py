@@ -116,7 +116,7 @@ def expelled(regions: Collection[str], heard: Mapping[str, Mapping[str, Moment]]
 
 
 def is_forgettable(deletion: Stamped, horizon: Moment) -> bool:
-    """Whether a tombstone is not needed any more."""
+    """Whether a tombstone is no longer needed."""
     return not deletion.generation and moment(deletion.stamp) <= horizon
 
 

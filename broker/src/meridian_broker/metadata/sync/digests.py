@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds in which paths two regions differ, at a cost that depends on how many do.
+"""Finds the paths in which two regions differ, at a cost that depends on how many do.
 
 Each value's path and content make a number, and sums of numbers a tree: one number for everything, 256 *buckets*, and
 64 *parts* of each bucket. Regions compare the one, then the buckets, then the parts of those that differ, and then
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What a region knows of a path, without the value."""
+    """What a region knows about a path, without the value."""
 
     generation: int
     stamp: Stamp
@@ -105,7 +105,7 @@ class Difference:
     """What another region's listing of some places tells."""
 
     wanted: list[str]
-    """Paths of which the other region knows a newer state."""
+    """Paths for which the other region knows a newer state."""
     gone: list[str]
     """Paths that the other region knew and has forgotten: they were deleted."""
 

@@ -27,7 +27,7 @@ class Earliest:
         return path in self._moments
 
     def set(self, path: str, at: Moment | None) -> None:
-        """A path has this moment now; None: it has none any more."""
+        """Set the path's moment; None: it no longer has one."""
         if at is None:
             self._moments.pop(path, None)
         elif self._moments.get(path) != at:
@@ -44,7 +44,7 @@ class Earliest:
         return self._heap[0][0] if self._heap else None
 
     def upto(self, moment: Moment, most: int) -> list[str]:
-        """Paths up to this moment, earliest first, and so many at most. They stay until they are set to None."""
+        """Paths up to this moment, earliest first, up to the limit. They stay until they are set to None."""
         found: dict[str, Moment] = {}  # a path that had its moment before may be in the heap twice
         while len(found) < most and (first := self.first()) is not None and first <= moment:
             at, path = heappop(self._heap)

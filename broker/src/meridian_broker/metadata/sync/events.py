@@ -117,7 +117,7 @@ def decode(data: bytes) -> Message:
         upto = _moment(reader)
         message = Mark(region, upto, _heard(reader))
     else:
-        raise reader.broken(f"{kind} is no kind of message")
+        raise reader.broken(f"{kind} is not a kind of message")
     reader.end()
     return message
 

@@ -50,5 +50,5 @@ def in_bursts(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def _cost(events: Sequence[Event]) -> tuple[int, int]:
-    """How many a store counts, and bytes. One that is merged may become a write of this region's."""
+    """The operations that a store counts, and bytes. A merged event may become a write by this region."""
     return sum(1 + is_merged(event.path) for event in events), sum(len(event.state.value or b"") for event in events)

@@ -118,7 +118,7 @@ class Kept:
 
     def _check_read(self) -> None:
         if not self._is_read:
-            raise MetadataUnavailable("what waits for its time is still being read from the metadata store")
+            raise MetadataUnavailable("parked states are still being read from the metadata store")
 
 
 async def _followed(

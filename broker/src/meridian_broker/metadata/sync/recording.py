@@ -97,7 +97,7 @@ class RecordingStore(ForwardingStore):
         self._entry: Callable[[str], Record | None] = _nothing
         """What is probably at a path of the outbox."""
         self._wary = 0
-        """So many writes that guess nothing, since a guess was wrong."""
+        """Writes still to be made without guessing, because a guess was wrong."""
 
     async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         """:raises BadRequest: with what has to be noted, the transaction is too large for a store.
@@ -133,7 +133,7 @@ class RecordingStore(ForwardingStore):
         self._entry = entry or _nothing
 
     def recent(self, path: str) -> Record | None:
-        """What was lately read or written at a shared path through this store; None: nothing that is remembered."""
+        """What was lately read or written at a shared path through this store; None: not remembered."""
         return self._lately.get(path)
 
     def _named(self, operation: Put | Delete) -> Put | Delete:
@@ -148,7 +148,7 @@ class RecordingStore(ForwardingStore):
     async def _transact_unread(
         self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str]
     ) -> Committed | None:
-        """What it has written without reading anything; None: that did not succeed."""
+        """What it wrote without reading anything; None: that failed."""
         if self._wary:
             self._wary -= 1
             return None
@@ -225,7 +225,7 @@ class RecordingStore(ForwardingStore):
             seen = await read(self._store, places)
             present = seen.state(path)
             if present is None and seen.records[paths.parked(path)] is None:
-                raise Invalid(f"nothing is known of {path}, neither here nor from another region")
+                raise Invalid(f"nothing is known of {path}, here or from another region")
             state = self._next_generation(present, seen)
             entry = owing(path, seen, {path: written(present)}, state.stamp)
             operations = [*seen.storing(path, state, self._caller()), Delete(paths.parked(path)), entry]

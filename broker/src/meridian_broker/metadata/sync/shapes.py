@@ -116,7 +116,7 @@ def _fault_of_cluster(cluster: ClusterRecord, name: list[str]) -> str | None:
     )
     for prefixes, address in zip(_ADDRESSES, addresses, strict=True):
         if address and not address.startswith(prefixes):
-            return f"{address[:200]!r} is no address of a cluster"
+            return f"{address[:200]!r} is not a cluster address"
     return None
 
 

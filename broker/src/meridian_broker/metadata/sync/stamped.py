@@ -72,7 +72,7 @@ class Stamped:
 
 
 def newest(*states: Stamped | None) -> Stamped | None:
-    """The one that wins; None when there is none."""
+    """The state that wins; None if there are no states."""
     found = [state for state in states if state is not None]
     return max(found, key=lambda state: state.rank) if found else None
 

@@ -80,7 +80,7 @@ class Standing:
         return frozenset() if record is None else _joined(paths.joined(region), record)
 
     async def join(self, region: str, scopes: Collection[str]) -> frozenset[str]:
-        """They are decided in these scopes, too. Returns all of them."""
+        """Mark these scopes as decided, too. Returns all decided scopes."""
         where = paths.joined(region)
         while True:
             seen = await read(self._store, [where])
@@ -156,5 +156,5 @@ def off_clock(region: str, peers: Collection[PeerState], max_ms: int) -> str | N
     seconds = off[0] / 1000
     return (
         f"the clock of {region} is {abs(seconds):.0f} s {'behind' if seconds > 0 else 'ahead of'} those of most other "
-        "regions, so its writes would lose or win wrongly: set it right. Shared metadata cannot be changed until then"
+        "regions, so its writes would win or lose wrongly: correct it. Shared metadata cannot be changed until then"
     )
