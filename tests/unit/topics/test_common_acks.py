@@ -14,6 +14,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Progress
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.cursors import seeking
+from meridian_broker.topics.cursors.cursor import Cursor
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.journal import progress_log
@@ -125,6 +126,39 @@ async def test_acknowledgements_of_entries_in_a_row_are_few_records_as_well(monk
     await one.start()
     assert one.state() == state
     assert {s.cursor.mark_delete for s in one.topic.subscriptions.values()} == {one.stored[-1]}
+
+
+async def test_acknowledgements_are_made_together_also_in_a_turn_that_dispatches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each subscription that is sent something would have to make its own before."""
+    names = [f"s{number}" for number in range(2 * MANY)]
+    one = await region(**dict.fromkeys(names, False))
+    one.topic.begin()
+    for name in names:
+        found = one.topic.subscriptions[name]
+        consumer = Consumer(found, Port(), 0, "c", 0, BEGAN_MS, None, None)  # type: ignore[arg-type]
+        found.add_consumer(consumer, EXCLUSIVE)
+        consumer.flow(100)
+    await one.settle()
+    for name in names[:2]:
+        one.acknowledge(name, [0])
+        await one.settle()
+    alone: list[Cursor] = []
+    flush = Cursor.flush
+
+    def counted(cursor: Cursor) -> None:
+        alone.append(cursor)
+        flush(cursor)
+
+    monkeypatch.setattr(Cursor, "flush", counted)
+    for name in names[2:]:
+        one.topic.subscriptions[name].dispatch_soon()
+    for name in names[2:]:
+        one.acknowledge(name, [0])
+    await one.settle()
+    assert not alone
+    assert {s.cursor.mark_delete for s in one.topic.subscriptions.values()} == {one.stored[0]}
 
 
 async def test_nothing_is_confirmed_before_the_record_is_on_disk() -> None:

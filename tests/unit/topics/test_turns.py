@@ -101,6 +101,21 @@ def test_the_loop_does_something_else_when_a_turn_takes_long(took: list[int], as
     assert all(one < TURN_MS + 2 * TURN_MS * LOOK_EVERY for one in turn_ms)
 
 
+def test_who_is_to_be_first_comes_before_those_who_asked_earlier() -> None:
+    waiting, loop = turns()
+    done: list[int] = []
+    for number, add in enumerate((waiting.add, waiting.add_first, waiting.add, waiting.add_first)):
+        add(One(number, done))
+    assert len(loop.soon) == 1
+    loop.turn()
+    assert done == [1, 3, 0, 2]
+    waiting.add_first(One(4, done))
+    waiting.add(One(5, done))
+    assert len(loop.soon) == 1
+    loop.turn()
+    assert done[4:] == [4, 5]
+
+
 @pytest.mark.parametrize("failing", [{0}, {2}, {4}, {0, 1, 4}, {0, 1, 2, 3, 4}])
 def test_one_that_fails_is_reported_and_the_others_go_on(failing: set[int]) -> None:
     waiting, loop = turns()

@@ -54,8 +54,7 @@ class RunSet:
         :returns: whether anything was new.
         :raises ValueError: no such interval, or an entry id from 2^32 on.
         """
-        after_ledger, after_entry = after
-        ledger, entry = upto
+        after_ledger, after_entry, ledger, entry = after[0], after[1], upto[0], upto[1]  # quicker than two at once
         floor_ledger = self._ledger
         if after_ledger < floor_ledger or (after_ledger == floor_ledger and after_entry <= self._entry):
             if ledger < floor_ledger or (ledger == floor_ledger and entry <= self._entry):
@@ -142,7 +141,7 @@ class RunSet:
 
     def contains(self, position: Position) -> bool:
         """Whether the entry there is acked."""
-        ledger, entry = position
+        ledger, entry = position[0], position[1]  # quicker than both at once
         if ledger < self._ledger or (ledger == self._ledger and entry <= self._entry):
             return True
         if self._detail is None:

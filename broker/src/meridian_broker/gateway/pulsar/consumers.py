@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.bounds.clients import ACK_IDS
 from meridian_broker.gateway.pulsar import permitted
@@ -27,7 +27,7 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ConsumerNotFoundError, MetadataError, ServerError
-from meridian_broker.wire.pulsar.frames import ACK, CUMULATIVE, FLOW, INDIVIDUAL, Ack, AnyCommand, Flow
+from meridian_broker.wire.pulsar.frames import ACK, CUMULATIVE, FLOW, INDIVIDUAL, Ack
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection
@@ -39,7 +39,7 @@ def _consumer(connection: Connection, consumer_id: int) -> Consumer | None:
     return (connection.consumers or {}).get(consumer_id)
 
 
-def acks_and_flows(connection: Connection, commands: Sequence[AnyCommand], first: int) -> int:
+def acks_and_flows(connection: Connection, commands: Sequence[Any], first: int) -> int:
     """The ACKs and FLOWs from this place on. They make up most of what consumers send, thousands in a row, so they are
     taken together. If an ACK has a request id, the client waits until the acknowledgement is durable.
 
@@ -49,14 +49,14 @@ def acks_and_flows(connection: Connection, commands: Sequence[AnyCommand], first
     for at in range(first, len(commands)):
         command = commands[at]
         if command[0] == ACK:
-            _, consumer_id, ack_type, positions, request_id, detail = cast("Ack", command)
+            _, consumer_id, ack_type, positions, request_id, detail = command
             consumer = consumers.get(consumer_id)
             if consumer is not None and ack_type == INDIVIDUAL and request_id is None and detail is None:
                 consumer.subscription.acknowledge(consumer, positions)
             else:
-                _other_ack(connection, cast("Ack", command), consumer)
+                _other_ack(connection, command, consumer)
         elif command[0] == FLOW:
-            _, consumer_id, permits = cast("Flow", command)
+            _, consumer_id, permits = command
             if (consumer := consumers.get(consumer_id)) is not None:
                 consumer.flow(permits)
         else:

@@ -17,6 +17,7 @@ from meridian_broker.topics.directory.watching import Watcher
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.encode import SharedMessage
 
 CLOSE_AT_REACHED_END: Final = ("Pulsar-CPP", "Pulsar Go")
 """Clients that do not know REACHED_END_OF_TOPIC: they close the connection, and with it everything else on it. The
@@ -72,8 +73,11 @@ class Outgoing(FlowControl):
         self._out.append(data)
         self._out_bytes += len(data)
         if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        self._flushing = True
+        self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -112,34 +116,39 @@ class Outgoing(FlowControl):
     def deliver(
         self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
     ) -> None:
-        offset = entry[2] << 8 | entry[3]
-        is_plain = remaining is None and not redeliveries and not consumer.consumer_epoch
-        partition = consumer.subscription.topic.partition
-        if is_plain and (shared := self.broker.delivered.of(entry, position, partition, offset)) is not None:
-            header = shared.header(consumer.consumer_id)
-            if shared.body is None:
-                self.write(header)
-            else:
-                self._out.append(header)
-                self._out_bytes += len(header)
-                self.write(shared.body)
+        shared: SharedMessage | None = None
+        if remaining is None and not redeliveries and not consumer.consumer_epoch:
+            delivered = self.broker.delivered
+            shared = delivered.last
+            if shared.entry is not entry or shared.position != position:
+                partition = consumer.subscription.topic.partition
+                shared = delivered.of(entry, position, partition, entry[2] << 8 | entry[3])
+        body: memoryview | None
+        if shared is not None:
+            header, body = shared.header(consumer.consumer_id), shared.body
         else:
             words: list[int] = []
             while remaining:
                 words.append(remaining & 0xFFFFFFFFFFFFFFFF)
                 remaining >>= 64
+            body = memoryview(entry)[entry[2] << 8 | entry[3] :]
             header = encode.message_header(
                 consumer.consumer_id,
-                encode.message_id(position[0], position[1], partition),
-                len(entry) - offset,
+                encode.message_id(position[0], position[1], consumer.subscription.topic.partition),
+                len(body),
                 redeliveries,
                 words,
                 consumer.consumer_epoch or None,
             )
-            self._out.append(header)  # not by ``write``, to save a call per message: the next line schedules the flush
-            self._out_bytes += len(header)
-            self.write(memoryview(entry)[offset:])
-        if self._out_bytes - self._handed_on >= EARLY_BYTES and len(self.consumers or ()) > 1:
+        self._out.append(header)  # not by ``write``, to save calls for each message
+        queued = self._out_bytes + len(header)
+        if body is not None:
+            self._out.append(body)
+            queued += len(body)
+        self._out_bytes = queued
+        if not self._flushing:
+            self._flush_soon()
+        if queued - self._handed_on >= EARLY_BYTES and len(self.consumers or ()) > 1:
             self._hand_on()
 
     def disconnect_consumer(self, consumer: Consumer) -> None:

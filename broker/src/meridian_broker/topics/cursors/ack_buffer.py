@@ -86,8 +86,8 @@ class AckBuffer(CursorState):
         return delta
 
     def claim_common(self, acker: AckState, position: Position, confirmed: Done | None) -> bool:
-        """Claim one whole entry as other subscriptions did, perhaps after those of this turn. False: nothing was done,
-        it has to be claimed by itself."""
+        """Claim one whole entry as other subscriptions did, perhaps after those of this turn; the caller releases it.
+        False: nothing was done, it has to be claimed by itself."""
         delta = self._delta
         if delta is not None and not isinstance(delta, CommonAck):
             return False
@@ -108,13 +108,14 @@ class AckBuffer(CursorState):
         if delta is not None and (common := delta.and_then(common)) is None:
             return False
         self._delta = common
-        self.owner.release(acker, position)
         if confirmed is not None:
             self.changed(confirmed, 1)
-        else:
-            self._entries += 1
-            if common.claimed(self):
-                context.turns.add(common)
+            return True
+        self._entries += 1
+        claimants = common.claimants
+        if not claimants:
+            context.turns.add_first(common)  # before dispatch, which would flush each cursor by itself
+        claimants.append(self)
         return True
 
     def _is_plain(self) -> bool:

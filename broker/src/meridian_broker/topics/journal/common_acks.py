@@ -59,11 +59,11 @@ class CommonAck:
     """The acknowledgement of an entry, or of some in a row, by a subscription that was never rewound nor deleted."""
 
     __slots__ = (
-        "_claimants",
         "_longer",
         "_topic",
         "after",
         "before",
+        "claimants",
         "delta",
         "encoded",
         "position",
@@ -74,8 +74,8 @@ class CommonAck:
     def __init__(self, topic: OfTopic, position: Position, place: Place, before: Position) -> None:
         """:param position: of the last entry, in this region. :param before: the last entry before the first one."""
         self._topic = topic
-        self._claimants: list[Claimant] = []
-        """Those of this turn."""
+        self.claimants: list[Claimant] = []
+        """Those of this turn. The first one has ``next_turn`` called when the turn is over."""
         self.position = position
         self.before = before
         self.region, self.after, self.upto = place
@@ -95,15 +95,9 @@ class CommonAck:
             longer = self._longer = CommonAck(self._topic, following.position, place, self.before)
         return longer
 
-    def claimed(self, claimant: Claimant) -> bool:
-        """Add a claimant. True: it is the first, and ``next_turn`` is to be called when this turn is over."""
-        claimants = self._claimants
-        claimants.append(claimant)
-        return len(claimants) == 1
-
     def next_turn(self) -> None:
         """The turn in which it was made is over. If one claimant fails, the others go on in another turn."""
-        due, self._claimants = iter(self._claimants), []
+        due, self.claimants = iter(self.claimants), []
         names: list[str] = []
         topic, following = self._topic, self._following()
         now_ms = topic.scheduler.now_ms()
@@ -116,7 +110,7 @@ class CommonAck:
             if names:
                 topic.progress_log.append_acked(names, self.encoded)
             if left := list(due):
-                self._claimants += left
+                self.claimants += left
                 topic.scheduler.defer(self.next_turn)
 
     def _following(self) -> Origin | None:

@@ -333,6 +333,7 @@ class Subscription:
         cursor, dispatcher = self.cursor, self.dispatcher
         if len(positions) == 1 and not batches and cursor.claim_common(consumer, positions[0], confirmed):
             if dispatcher is None or dispatcher.tracks_holders:
+                self.release(consumer, positions[0])
                 self.unblock(consumer)
             return
         rest = ack_commands.individual(cursor, consumer, positions, batches, confirmed)

@@ -187,10 +187,11 @@ class SharedMessages:
     the same. The first time an entry is only noted: to most, there is one subscription. While no entry is sent twice,
     only a sample of them is noted."""
 
-    __slots__ = ("_known", "_last", "_noted")
+    __slots__ = ("_known", "_noted", "last")
 
     def __init__(self) -> None:
-        self._last = SharedMessage(b"", (-1, -1), -1, 0)
+        self.last = SharedMessage(b"", (-1, -1), -1, 0)
+        """To be looked at before ``of``: it is nearly always the one, and a look costs less than a call."""
         self._known: dict[tuple[int, int], SharedMessage | bytes] = {}
         """Entries that were sent once are here themselves."""
         self._noted = 0
@@ -199,9 +200,6 @@ class SharedMessages:
     def of(self, entry: bytes, position: tuple[int, int], partition: int, offset: int) -> SharedMessage | None:
         """Parameters as of ``SharedMessage``. None: the entry was not sent lately, and this consumer may be the only
         one, for which ``message_header`` costs half as much."""
-        last = self._last
-        if last.entry is entry and last.position == position:
-            return last
         if self._noted >= NOTED and position[1] % SAMPLED:
             return None
         known = self._known
@@ -209,7 +207,7 @@ class SharedMessages:
         if found is entry:
             found = known[position] = SharedMessage(entry, position, partition, offset)
         if isinstance(found, SharedMessage) and found.entry is entry:
-            self._last = found
+            self.last = found
             self._noted = 0
             return found
         self._noted += 1
