@@ -69,8 +69,8 @@ class Session:
 
     @property
     def owed(self) -> int:
-        """Entries of the outbox that were not sent yet."""
-        return len(self._outbox.unsent)
+        """Entries of the outbox, those included that were sent and are about to be removed."""
+        return len(self._outbox.unsent) + len(self._outbox.sent)
 
     def regions(self) -> frozenset[str]:
         """That share metadata by this topic, this one included."""
