@@ -108,7 +108,7 @@ def test_the_seeds_types_and_source() -> None:
         (b"\x02us\x01", b"\x02us\x00", "0 events"),
         (b"\x02us\x01", b"\x00\x01", "no name"),
         (b"\x01\x00\x02us", b"\x02\x00\x02us", "format 2"),
-        (b"\x01\x00\x02us", b"\x01\x07\x02us", "no kind of message"),
+        (b"\x01\x00\x02us", b"\x01\x07\x02us", "not a kind of message"),
     ],
 )
 def test_a_fault_is_named(old: bytes, new: bytes, why: str) -> None:

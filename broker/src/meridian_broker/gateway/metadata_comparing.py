@@ -170,6 +170,7 @@ class Comparisons:
                     "here meanwhile, and is unknown there, is listed by `meridian metadata conflicts`",
                     region,
                 )
+            before = await self._standing.joined(region)
             differences = comparison.differences(await self._undecided(comparison, region))
             joined = await self._join(region, comparison, differences)
             state.is_joined, state.differences = comparison.digest.scopes <= joined, len(differences)
@@ -193,7 +194,8 @@ class Comparisons:
         elif comparison.digest.shared != self._shared.choice.scopes:
             apart = scopes_apart(region, comparison.digest.shared, self._shared.choice.scopes)
             state.problem = f"{apart}: only what both share is kept equal; set metadataSyncScopes alike"
-        if self.stands_in and self._owed():  # nobody publishes it now, either
+        # Nobody publishes what is owed, or the other region does not know yet that more is shared.
+        if (self.stands_in and self._owed()) or joined != before:
             with suppress(MetadataError):
                 await peer.hurry()
         return state.is_joined
@@ -236,6 +238,8 @@ class Comparisons:
         await keep(comparison, self._shared.recording, undecided)
         await self._standing.join(region, undecided)
         await self._compared(region)
+        with suppress(MetadataError):  # else it learns within a minute that this is decided
+            await peer.hurry()
         return decided
 
     async def replace(self) -> list[str]:
