@@ -392,7 +392,7 @@ async def test_ledgers_that_metadata_restored_alone_do_not_name_are_found_in_the
         async with world.running(**AT_ONCE) as world.broker:
             assert await world.consume(len(MESSAGES)) == MESSAGES
             assert gone <= {one["ledgerId"] for one in await world.ledgers()}
-    assert f"{len(gone)} ledgers" in caplog.text
+    assert f"{len(gone)} offloaded ledgers" in caplog.text
     async with world.running(**AT_ONCE) as world.broker:  # from now on they are on record
         await world.broker.service.opener.topic(parse("t"), create=False)
         assert gone == {record.ledger_id for record in world.offloading.table if record.state is State.AWAY}

@@ -222,7 +222,7 @@ class SyncSeed:
         rest = [one for one in self.world.names if one != name]
         ms = self.random.choice((RETENTION_MS // 4, RETENTION_MS, 3 * RETENTION_MS))
         with suppress(Contended):
-            self.world.stay(ms, rest, *self.random.choice(([], [[name]])))
+            self.world.stay(ms, rest, *self.random.choice(([], [[name]])), compares=True)
         for one in rest:
             self._finish(one, self.world.regions[one].brokers[0].applier.forget())
 
