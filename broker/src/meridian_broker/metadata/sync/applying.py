@@ -10,7 +10,7 @@ carries it out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -250,10 +250,18 @@ class Applier:
         return {region: min([upto, *parked]) for region, (upto, _) in (await self._marks()).items()}
 
     async def heard_of_all(self) -> Moment:
-        """Up to where every region was heard; ``BEGINNING``: not every one was yet."""
+        """Up to where every region was heard, also one that nobody waits for; ``BEGINNING``: one never was.
+
+        Up to there, what this region still has was not deleted by anybody."""
+        return await self._heard_of(self._regions())
+
+    async def heard_of_awaited(self) -> Moment:
+        """As ``heard_of_all``, but for the regions that have not been expelled."""
+        return await self._heard_of(self._regions() - await self.expelled())
+
+    async def _heard_of(self, regions: Collection[str]) -> Moment:
         heard = await self.heard()
-        awaited = self._regions() - await self.expelled()
-        return min((heard.get(region, BEGINNING) for region in awaited), default=BEGINNING)
+        return min((heard.get(region, BEGINNING) for region in regions), default=BEGINNING)
 
     async def expelled(self) -> frozenset[str]:
         """The regions for which nothing waits here, because they were away for longer than tombstones are kept."""
