@@ -146,9 +146,7 @@ async def take(
         was taken until then, stay.
     """
     heard = comparison.digest.heard
-    difference = compare(
-        comparison.here, comparison.there, comparison.digest.horizon, await applier.heard_of_awaited()
-    )
+    difference = compare(comparison.here, comparison.there, comparison.digest.horizon, await applier.heard_of_awaited())
     scopes = comparison.digest.scopes & frozenset(scopes)
     wanted = [path for path in difference.wanted if paths.scope_of(path) in scopes]
     forgetting = [path for path in difference.gone if paths.scope_of(path) in scopes]
