@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +18,8 @@ from support.brokers.regions_with_stores import started
 REGIONS = ("us", "eu")
 TOPIC = "persistent://public/default/metadata-events"
 SETTINGS = {"metadataSyncEventTopic": TOPIC}
+METRIC = re.compile(r"^meridian_metadata_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def get(regions: RegionsProcess, region: str, path: str) -> Any:
@@ -56,6 +59,36 @@ def test_what_is_made_in_one_region_appears_in_the_other(regions: RegionsProcess
     write(regions, "eu", "DELETE", path)
     wait_until(lambda: get(regions, "us", path) is None, "the deletion in us")
     assert status(regions, "us")["conflicts"] == 0
+
+
+def test_metrics_say_what_the_status_says(regions: RegionsProcess) -> None:
+    tenant = {"adminRoles": ["admin"], "allowedClusters": ["eu", "us"]}
+    before = status(regions, "eu")["applied"]
+    write(regions, "us", "PUT", "/admin/v2/tenants/counted", tenant)
+    wait_until(lambda: get(regions, "eu", "/admin/v2/tenants/counted") is not None, "the tenant in eu")
+
+    def metrics(region: str) -> dict[tuple[str, str], float]:
+        """By name without prefix, and verdict or other region; this region's own label is the same in all of them."""
+        found: dict[tuple[str, str], float] = {}
+        for name, labels, value in METRIC.findall(regions.http(region, "GET", "/metrics").text):
+            given = dict(LABEL.findall(labels))
+            found[name, given.get("verdict", given.get("remote_cluster", ""))] = float(value)
+        return found
+
+    def agree() -> bool:
+        """Both are asked while counts go on: until nothing was counted in between."""
+        told, there = status(regions, "eu"), metrics("eu")
+        counts = [told[name] for name in ("published", "outbox", "conflicts", "parked")]
+        events = [there["events_total", name] for name in ("applied", "stale", "duplicate")]
+        return [there[name, ""] for name in ("published_total", "outbox", "conflicts", "parked")] == counts and (
+            events == [told[name] for name in ("applied", "stale", "duplicate")]
+        )
+
+    wait_until(agree, "metrics and status to agree")
+    there = metrics("eu")
+    assert there["events_total", "applied"] > before
+    assert 0 <= there["lag_seconds", "us"] < 60 and abs(there["clock_offset_seconds", "us"]) < 60
+    wait_until(lambda: metrics("us")["published_total", ""] > 0, "us to count what it sent")
 
 
 def test_a_forced_deletion_that_another_region_refuses_deletes_nothing(regions: RegionsProcess) -> None:
