@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import selectors
 import subprocess
 import sys
@@ -26,7 +25,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
@@ -35,7 +33,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.varints import varint
 from raw import CLOSE_CONSUMER, MESSAGE, PING, Raw, frame, subscribing
-from report import finish
+from report import Report
 
 PER_CONNECTION = 2_000
 """Consumers; their numbers have one byte or two on the wire."""
@@ -52,35 +50,6 @@ P99_SECONDS = {False: 0.3, True: 0.8}
 CPU_MICROSECONDS = 10.0
 MEMORY_KIB = 1.5
 RESTART_SECONDS = 60.0
-
-
-@dataclass(slots=True)
-class Target:
-    """One promise, and whether it is kept."""
-
-    value: float
-    limit: float
-    met: bool
-
-
-@dataclass
-class Bench:
-    """Figures and targets."""
-
-    say: bool
-    figures: dict[str, float] = field(default_factory=dict)
-    targets: dict[str, Target] = field(default_factory=dict)
-
-    def figure(self, name: str, value: float) -> None:
-        self.figures[name] = round(value, 3)
-        if self.say:
-            print(f"  {name:44} {value:12,.3f}", flush=True)
-
-    def at_most(self, name: str, value: float, limit: float) -> None:
-        self.figure(name, value)
-        self.targets[name] = Target(round(value, 3), limit, value <= limit)
-        if self.say:
-            print(f"  {'':44} {'':12}  (target <= {limit:,g}: {'met' if value <= limit else 'MISSED'})", flush=True)
 
 
 class Listener:
@@ -184,7 +153,7 @@ def connect(arrangement: Arrangement, subscriptions: list[tuple[str, str]]) -> l
 
 
 def broadcast(
-    bench: Bench,
+    bench: Report,
     brokers: Arrangement,
     listeners: list[Listener],
     count: int,
@@ -256,7 +225,7 @@ def at(waits: list[tuple[float, int]], share: float, total: int) -> float:
     return waits[-1][0]
 
 
-def real_clients(bench: Bench, brokers: Arrangement, listeners: list[Listener], count: int, messages: int) -> None:
+def real_clients(bench: Report, brokers: Arrangement, listeners: list[Listener], count: int, messages: int) -> None:
     """A sample of real clients among the others, while one more subscription of each topic does not read at all."""
     idle = connect(brokers, [(topic, f"does-not-read-{at}") for at, topic in enumerate(brokers.topics)])
     program = [sys.executable, str(Path(__file__).with_name("real.py"))]
@@ -277,7 +246,7 @@ def real_clients(bench: Bench, brokers: Arrangement, listeners: list[Listener], 
 
 
 def measure(
-    bench: Bench, brokers: Arrangement, subscriptions: int, messages: int, real: int, *, only_restart: bool
+    bench: Report, brokers: Arrangement, subscriptions: int, messages: int, real: int, *, only_restart: bool
 ) -> None:
     """:param real: so many real clients. :param only_restart: nothing is sent before the restart."""
     topics = brokers.topics
@@ -301,7 +270,7 @@ def measure(
     restart(bench, brokers, names)
 
 
-def restart(bench: Bench, brokers: Arrangement, names: list[tuple[str, str]]) -> None:
+def restart(bench: Report, brokers: Arrangement, names: list[tuple[str, str]]) -> None:
     """From the kill until all subscriptions have a consumer again, and until each has received a message."""
     began = time.monotonic()
     if not brokers.restart():
@@ -346,15 +315,14 @@ def main() -> int:
         return 0
     if options.only and options.brokers == 2:
         raise SystemExit("bench: two brokers are not restarted: bench/brokers measures how one takes over")
-    load_before = os.getloadavg()[0]
-    bench = Bench(say=not options.json)
+    bench = Report(as_json=options.json)
     count = options.subscriptions or (10_000 if options.quick else 40_000)
     with tempfile.TemporaryDirectory(prefix="bench-broadcast-", dir=options.directory) as directory:
         messages, real = (5, 100) if options.quick else (20, 1000)
         arrangement = OneBroker if options.brokers == 1 else TwoBrokers
         with arrangement(Path(directory).resolve(), options.shadows) as brokers:
             measure(bench, brokers, count, messages, real, only_restart=options.only == "restart")
-    return finish(bench.figures, bench.targets, load_before, as_json=options.json)
+    return bench.finish()
 
 
 if __name__ == "__main__":

@@ -8,59 +8,29 @@ shows what this machine did meanwhile. Memory is the growth of the resident set 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from processes import Broker, Generator, Regions, cpu_seconds, rss_bytes, run
 from regions import NAMES, Switches, acks_visible
-from report import finish
+from report import Report
 
 TOPIC = "persistent://public/default/bench"
 
 
-@dataclass(slots=True)
-class Target:
-    """One promise, and whether it is kept."""
-
-    value: float
-    limit: float
-    met: bool
-
-
-class Bench:
-    """Runs the cases and collects figures and targets."""
+class Bench(Report):
+    """Runs the cases."""
 
     def __init__(self, directory: Path, options: argparse.Namespace) -> None:
+        super().__init__(as_json=options.json)
         self.directory = directory
         self.quick: bool = options.quick
-        self._say = not options.json
-        self.figures: dict[str, float | int | str] = {}
-        self.targets: dict[str, Target] = {}
-
-    def figure(self, name: str, value: float | int, shown: str = "") -> None:
-        self.figures[name] = round(value, 3) if isinstance(value, float) else value
-        if self._say:
-            print(f"  {name:52} {shown or format(value, ',.2f' if isinstance(value, float) else ',')}", flush=True)
-
-    def at_least(self, name: str, value: float, limit: float) -> None:
-        self._target(name, value, limit, value >= limit, ">=")
-
-    def at_most(self, name: str, value: float, limit: float) -> None:
-        self._target(name, value, limit, value <= limit, "<=")
-
-    def _target(self, name: str, value: float, limit: float, met: bool, sign: str) -> None:
-        self.figures[name] = round(value, 3)
-        self.targets[name] = Target(round(value, 3), limit, met)
-        if self._say:
-            print(f"  {name:52} {value:,.2f}  (target {sign} {limit:,g}: {'met' if met else 'MISSED'})", flush=True)
 
     def place(self, name: str) -> Path:
         return self.directory / name
@@ -232,18 +202,16 @@ def main() -> int:
     options.directory.mkdir(parents=True, exist_ok=True)
     if options.prepare:
         return 0
-    load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="bench-core-", dir=options.directory) as directory:
         bench = Bench(Path(directory).resolve(), options)
         for name, case in cases().items():
             if options.only and name not in options.only:
                 continue
             began = time.monotonic()
-            if not options.json:
-                print(name, flush=True)
+            bench.title(name)
             case(bench)
             bench.figures[f"{name}_case_seconds"] = round(time.monotonic() - began, 1)
-    return finish(bench.figures, bench.targets, load_before, as_json=options.json)
+    return bench.finish()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ protocol, by the same steps. --pairs puts Apache Pulsar and Meridian side by sid
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
@@ -28,6 +25,7 @@ from disasters import NAMES, Disasters
 from pairs import PAIRS
 from picture import write_report
 from processes import Regions
+from report import Report
 from side_by_side import CASES, compare, figures, limits, table, together_with, unavailable
 from stories import Lag, Moved, Stories
 from support.brokers.pulsar_process import pulsar_missing
@@ -42,38 +40,8 @@ PARTS = ("lag", "moves", "disasters")
 FETCH = Path(__file__).resolve().parents[2] / "scripts" / "pulsar"
 
 
-@dataclass
-class Target:
-    """One promise, and whether it is kept."""
-
-    value: float
-    limit: float
-    met: bool
-
-
-class Bench:
-    """Collects figures and targets."""
-
-    def __init__(self, say: bool) -> None:
-        self._say = say
-        self.figures: dict[str, float | int] = {}
-        self.targets: dict[str, Target] = {}
-
-    def figure(self, name: str, value: float | int) -> None:
-        self.figures[name] = round(value, 3)
-        if self._say:
-            print(f"  {name:64} {value:>12,.2f}", flush=True)
-
-    def at_most(self, name: str, value: float, limit: float) -> None:
-        self.figures[name] = round(value, 3)
-        self.targets[name] = Target(round(value, 3), limit, value <= limit)
-        if self._say:
-            met = "met" if value <= limit else "MISSED"
-            print(f"  {name:64} {value:>12,.2f}  (target <= {limit:g}: {met})", flush=True)
-
-    def title(self, text: str) -> None:
-        if self._say:
-            print(text, flush=True)
+class Bench(Report):
+    """Figures and targets of failovers."""
 
     def moved(self, name: str, moved: Moved, limit: float) -> None:
         """Messages that were repeated and lost."""
@@ -91,9 +59,8 @@ class Bench:
 def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the clusters, too
-    load_before = os.getloadavg()[0]
     began = time.monotonic()
-    bench = Bench(say=not options.json)
+    bench = Bench(as_json=options.json)
     lag: Lag | None = None
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-failover-")))
@@ -114,17 +81,9 @@ def main() -> int:
                 with Wired(directory / "wired", *NAMES) as wired:
                     measure_disasters(bench, Disasters(wired, directory), options.quick)
     bench.figure("seconds", time.monotonic() - began)
-    machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
     if options.report:
-        missed = [name for name, target in bench.targets.items() if not target.met]
-        write_report(options.report, lag, bench.figures, missed, machine)
-    if options.json:
-        targets = {name: asdict(target) for name, target in bench.targets.items()}
-        json.dump({**bench.figures, "targets": targets, "machine": machine}, sys.stdout)
-        print()
-    else:
-        print(f"load of the machine: {machine['load_before']:.1f} before, {machine['load_after']:.1f} after")
-    return 0 if all(target.met for target in bench.targets.values()) else 1
+        write_report(options.report, lag, bench.figures, bench.missed, bench.machine())
+    return bench.finish()
 
 
 def measure(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,48 +17,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pulsar
 from processes import Regions, cpu_seconds, rss_bytes, wait
+from report import Report
 from support.kubernetes.kube_api import KubeApi
 
 HERE = Path(__file__).resolve().parent
 NAMES = ("us-east", "us-west", "eu-central")
 READY_SECONDS = 120.0
 """For a thousand objects; for fewer in proportion."""
-
-
-@dataclass(slots=True)
-class Target:
-    """One promise, and whether it is kept."""
-
-    value: float
-    limit: float
-    met: bool
-
-
-@dataclass(slots=True)
-class Bench:
-    """Figures and targets as they come."""
-
-    say: bool
-    figures: dict[str, float] = field(default_factory=dict)
-    targets: dict[str, Target] = field(default_factory=dict)
-
-    def figure(self, name: str, value: float) -> None:
-        self.figures[name] = round(value, 3)
-        if self.say:
-            print(f"  {name:52} {value:,.2f}", flush=True)
-
-    def at_most(self, name: str, value: float, limit: float) -> None:
-        self.figures[name] = round(value, 3)
-        self.targets[name] = Target(round(value, 3), limit, value <= limit)
-        if self.say:
-            met = "met" if value <= limit else "MISSED"
-            print(f"  {name:52} {value:,.2f}  (target <= {limit:,g}: {met})", flush=True)
 
 
 class Operator:
@@ -95,7 +64,7 @@ class Operator:
 class Cluster:
     """Everything that runs, as it is measured."""
 
-    def __init__(self, bench: Bench, api: KubeApi, regions: Regions, operator: Operator) -> None:
+    def __init__(self, bench: Report, api: KubeApi, regions: Regions, operator: Operator) -> None:
         self.bench, self.api, self.regions, self.operator = bench, api, regions, operator
 
     def used(self) -> dict[str, float]:
@@ -137,7 +106,7 @@ def _ready(one: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def cluster(bench: Bench, directory: Path) -> Iterator[Cluster]:
+def cluster(bench: Report, directory: Path) -> Iterator[Cluster]:
     """Three regions, an API server, an operator."""
     with (
         Regions(directory / "regions", *NAMES, metadata="etcd") as regions,
@@ -167,15 +136,15 @@ def making(world: Cluster, count: int, patience: float) -> None:
     bench.at_most("falsely_unreachable_objects_while_made", world.falsely_unreachable(), 0)
 
 
-def _wait_shown(bench: Bench, ready: Callable[[], int], count: int, patience: float) -> None:
+def _wait_shown(bench: Report, ready: Callable[[], int], count: int, patience: float) -> None:
     until, shown = time.monotonic() + patience, time.monotonic()
     while (now := ready()) < count:
         if time.monotonic() > until:
             bench.figure("not_ready", count - now)
             return
-        if bench.say and time.monotonic() - shown > 10:
+        if time.monotonic() - shown > 10:
             shown = time.monotonic()
-            print(f"    {now} of {count} are Ready", flush=True)
+            bench.title(f"    {now} of {count} are Ready")
         time.sleep(0.2)
 
 
@@ -244,8 +213,7 @@ def main() -> int:
     if options.prepare:
         return 0
     count = options.objects or (200 if options.quick else 1000)
-    load_before = os.getloadavg()[0]
-    bench = Bench(not options.json)
+    bench = Report(as_json=options.json)
     with (
         tempfile.TemporaryDirectory(prefix="bench-operator-", dir=options.directory) as directory,
         cluster(bench, Path(directory).resolve()) as world,
@@ -254,13 +222,7 @@ def main() -> int:
         making(world, count, 90 if options.quick else 600)
         resting(world, 10 if options.quick else 30, options.idle or (30 if options.quick else 600))
         busy(world, 30 if options.quick else 100, 15 if options.quick else 60)
-    machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
-    if options.json:
-        targets = {name: asdict(target) for name, target in bench.targets.items()}
-        print(json.dumps({"figures": bench.figures, "targets": targets, "machine": machine}))
-    else:
-        print(f"load of the machine: {machine['load_before']:.1f} before, {machine['load_after']:.1f} after")
-    return 0 if all(target.met for target in bench.targets.values()) else 1
+    return bench.finish()
 
 
 if __name__ == "__main__":

@@ -12,13 +12,11 @@ buffers are full, and at the end. In the end some of the slow ones read on, and 
 from __future__ import annotations
 
 import argparse
-import os
 import selectors
 import socket
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
@@ -26,7 +24,7 @@ from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Message
 from processes import Broker, cpu_seconds, rss_bytes
 from raw import PING, Raw, frame, number_of
-from report import finish
+from report import Report
 
 TOPIC = "persistent://public/default/slow"
 CONSUMERS = 1000
@@ -43,36 +41,6 @@ GROWTH_LIMIT_MIB = 96.0
 EACH_LIMIT_KIB = 256.0
 """Everything above an empty broker, the cache of the newest entries too, divided by the slow consumers."""
 STALL_SECONDS = 60.0
-
-
-@dataclass(slots=True)
-class Target:
-    """One promise, and whether it is kept."""
-
-    value: float
-    limit: float
-    met: bool
-
-
-@dataclass
-class Bench:
-    """Figures and targets."""
-
-    say: bool
-    figures: dict[str, float] = field(default_factory=dict)
-    targets: dict[str, Target] = field(default_factory=dict)
-
-    def figure(self, name: str, value: float) -> None:
-        self.figures[name] = round(value, 2)
-        if self.say:
-            print(f"  {name:44} {value:12,.2f}", flush=True)
-
-    def at_most(self, name: str, value: float, limit: float) -> None:
-        self.figures[name] = round(value, 2)
-        self.targets[name] = Target(round(value, 2), limit, value <= limit)
-        if self.say:
-            verdict = "met" if value <= limit else "MISSED"
-            print(f"  {name:44} {value:12,.2f}  (target <= {limit:,g}: {verdict})", flush=True)
 
 
 class Slow:
@@ -153,7 +121,7 @@ class Load:
                 self.taken += 1
 
 
-def measure(bench: Bench, directory: Path, messages: int, consumers: int) -> None:
+def measure(bench: Report, directory: Path, messages: int, consumers: int) -> None:
     mib = 1 << 20
     # Otherwise those that take nothing are sent away.
     with Broker(directory, keepAliveIntervalSeconds=3600) as broker:
@@ -190,11 +158,10 @@ def main() -> int:
     options.directory.mkdir(parents=True, exist_ok=True)
     if options.prepare:
         return 0
-    load_before = os.getloadavg()[0]
-    bench = Bench(say=not options.json)
+    bench = Report(as_json=options.json)
     with tempfile.TemporaryDirectory(prefix="bench-slow-", dir=options.directory) as directory:
         measure(bench, Path(directory).resolve(), 16_000 if options.quick else 64_000, CONSUMERS)
-    return finish(bench.figures, bench.targets, load_before, as_json=options.json)
+    return bench.finish()
 
 
 if __name__ == "__main__":

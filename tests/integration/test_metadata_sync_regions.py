@@ -72,7 +72,7 @@ def test_metrics_say_what_the_status_says(regions: RegionsProcess) -> None:
         found: dict[tuple[str, str], float] = {}
         for name, labels, value in METRIC.findall(regions.http(region, "GET", "/metrics").text):
             given = dict(LABEL.findall(labels))
-            found[name, given.get("verdict", given.get("remote_cluster", ""))] = float(value)
+            found[name, given.get("verdict") or given.get("remote_cluster") or ""] = float(value)
         return found
 
     def agree() -> bool:
