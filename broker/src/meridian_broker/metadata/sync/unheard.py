@@ -66,5 +66,7 @@ def _listing(event: Event, verdict: Verdict, now: Seen, horizon: Moment) -> list
 
 
 def _is_later(event: Event, listed: conflicts.Conflict) -> bool:
-    """Whether what is listed is an earlier value that nobody can judge: the last one is what people may want back."""
-    return not listed.won.stamp.region and listed.lost.stamp < event.state.stamp
+    """Whether what is listed is older: an earlier value that nobody can judge, as the last one is what people may want
+    back, or a conflict that was over before this value was written."""
+    last = listed.won if listed.won.stamp.region else listed.lost
+    return last.stamp < event.state.stamp
