@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from meridian_broker.engines.local import committer, files
-from meridian_broker.engines.local.recovery import segment_name
+from meridian_broker.engines.local.segment import segment_name
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
 from support.brokers.broker_regions import until

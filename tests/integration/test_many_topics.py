@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meridian_broker.admin import metrics
 from meridian_broker.admin.figures import turns
 from meridian_broker.admin.http import requests
 from meridian_broker.admin.http.requests import Refused
-from meridian_broker.admin.metrics import Scrapes
+from meridian_broker.admin.metrics import scraping
+from meridian_broker.admin.metrics.scraping import Scrapes
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.lifecycle import opening
@@ -155,7 +155,7 @@ async def test_all_who_scrape_at_the_same_time_get_one_text(
     """Also when the scrape they waited for fails: then the next of them makes one."""
     made: list[int] = []
     everybody = asyncio.Event()
-    read = metrics.read
+    read = scraping.read
 
     async def counted(*what: object) -> object:
         made.append(len(made))
@@ -164,7 +164,7 @@ async def test_all_who_scrape_at_the_same_time_get_one_text(
             raise Refused(503, "this one fails")
         return await read(*what)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(metrics, "read", counted)
+    monkeypatch.setattr(scraping, "read", counted)
     take = Scrapes.take
     asked: list[int] = []
 

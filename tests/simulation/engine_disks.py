@@ -22,8 +22,8 @@ from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import LENGTH_MASK, Ledger
 from meridian_broker.engines.local.log import Batch
 from meridian_broker.engines.local.reading import EntryReads
-from meridian_broker.engines.local.recovery import recover, segment_name
-from meridian_broker.engines.local.segment import RECORD_BYTES
+from meridian_broker.engines.local.recovery import recover
+from meridian_broker.engines.local.segment import RECORD_BYTES, segment_name
 from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.engines.local.store import LocalLedgerStore, LocalReader, LocalWriter
 from meridian_broker.engines.local.upkeep import UpkeepSettings

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meridian_broker.admin import metrics
 from meridian_broker.admin.figures import lagging
+from meridian_broker.admin.metrics import table
 from meridian_broker.cli import status_report
 from meridian_broker.replication.entries.replicator_status import StopReason
 from meridian_broker.replication.progress.lag import Why
@@ -36,7 +36,7 @@ def test_every_reason_has_a_sentence() -> None:
 
 
 def test_every_metric_of_lag_is_explained() -> None:
-    named = [name for name in metrics.GAUGES if "progress_lag" in name or "unreplicated" in name or "in_sync" in name]
+    named = [name for name in table.GAUGES if "progress_lag" in name or "unreplicated" in name or "in_sync" in name]
     assert len(named) == 9
     assert [name for name in named if f"`{name}`" not in PAGE] == []
 

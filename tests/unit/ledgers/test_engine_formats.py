@@ -221,7 +221,7 @@ def test_checkpoints(
 
 @pytest.mark.parametrize("name", ["segment-000000000012.log", "checkpoint-000000000012", "segment-000000000012.index"])
 def test_names_are_told_apart(name: str) -> None:
-    from meridian_broker.engines.local.recovery import segment_number
+    from meridian_broker.engines.local.segment import segment_number
 
     readers = (segment_number, checkpoint.checkpoint_number, checkpoint.index_number)
     assert [reader(name) for reader in readers].count(12) == 1

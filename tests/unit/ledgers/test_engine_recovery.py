@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from meridian_broker.engines.local import segment
 from meridian_broker.engines.local.index import LENGTH_MASK
-from meridian_broker.engines.local.recovery import Found, Replay, State
+from meridian_broker.engines.local.replay import Found, Replay, State
 from meridian_broker.engines.local.segment import DELETED, ENTRY, MOVED, RECORD_BYTES, LedgerState, SegmentHeader
 
 

@@ -7,7 +7,6 @@ from typing import Final
 
 from aiohttp import web
 
-from meridian_broker.admin import metrics
 from meridian_broker.admin.export import requests
 from meridian_broker.admin.export.relaying import CONTENT_TYPE
 from meridian_broker.admin.http.errors import Handler
@@ -25,6 +24,7 @@ from meridian_broker.admin.meridian import (
     translating,
     uniting,
 )
+from meridian_broker.admin.metrics import scraping
 from meridian_broker.admin.openapi import document
 from meridian_broker.admin.pulsar import (
     brokers,
@@ -193,8 +193,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(_LOOKUP, lookups.topic),
     _get(f"{_LOOKUP}/bundle", lookups.bundle, "text/plain"),
     _get("/status.html", health.status_page, "text/plain"),
-    _get("/metrics", metrics.metrics, "text/plain"),
-    _get("/metrics/", metrics.metrics, "text/plain"),
+    _get("/metrics", scraping.metrics, "text/plain"),
+    _get("/metrics/", scraping.metrics, "text/plain"),
     Route("POST", f"{_OWN}/export", requests.take, exports=True),
     Route("DELETE", f"{_OWN}/export/{{snapshot}}", requests.end, 204, exports=True),
     Route("GET", f"{_OWN}/export/{{snapshot}}/{{table}}", requests.table, content=CONTENT_TYPE, exports=True),

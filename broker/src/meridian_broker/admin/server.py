@@ -22,7 +22,7 @@ from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import HOSTS, no_web_pages
 from meridian_broker.admin.meridian.describing import REMEMBERS, Remembered
 from meridian_broker.admin.meridian.spread import spread
-from meridian_broker.admin.metrics import SCRAPES, Scrapes
+from meridian_broker.admin.metrics.scraping import SCRAPES, Scrapes
 from meridian_broker.admin.pulsar.health import live, ready
 from meridian_broker.admin.pulsar.load_report import LOAD, LoadReports
 from meridian_broker.admin.pulsar.topic_stats import STATS, TopicStats

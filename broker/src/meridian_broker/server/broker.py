@@ -23,7 +23,6 @@ from meridian_broker.engines.local.files import FilePort, make_directory
 from meridian_broker.engines.pinned import PinnedLedgers
 from meridian_broker.gateway.authorization import Authorization
 from meridian_broker.gateway.broker_calls import BrokerCalls
-from meridian_broker.gateway.client_options import ClientOptions, peer_options, pulsar_options
 from meridian_broker.gateway.event_topic import EventTopic
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.metadata_peers import RestPeer
@@ -32,9 +31,8 @@ from meridian_broker.gateway.metadata_sync import MetadataSync
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.places import Places
 from meridian_broker.gateway.pulsar.broker import Broker
-from meridian_broker.gateway.pulsar_admin import PulsarAdmin
 from meridian_broker.gateway.region_calls import RegionCalls
-from meridian_broker.gateway.replication import PulsarRegions, ReplicatorRunner
+from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.offloaded.storage import OffloadedLedgers
 from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata import keys
@@ -58,7 +56,8 @@ from meridian_broker.server.one_of_several import BesideOthers, OneOfSeveral, ch
 from meridian_broker.server.opened_stores import OpenedStores, open_stores
 from meridian_broker.server.privacy import close_to_others
 from meridian_broker.server.rank import Outranked, served
-from meridian_broker.server.region_addresses import RegionAddresses, own_record
+from meridian_broker.server.region_addresses import own_record
+from meridian_broker.server.region_links import RegionLinks, region_links
 from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.topic_parts import broker_parts
@@ -196,17 +195,8 @@ class BrokerProcess:
         self._topic_defaults = TopicDefaults(settings, self.scheduler.now_ms)
         ownership = EveryTopic(self.fence) if self.several is None else self.several.topics
         registry = TopicRegistry(broker_parts(settings, self._topic_defaults, stores, self.scheduler, ownership))
-        identity = PeerIdentity(self.region, lambda: self.keys.peer_secrets, os.urandom)
-        options = peer_options(identity, ClientOptions(tls=self._client_tls))
-        addresses = RegionAddresses(self.catalog, self._listed, has_tls=self._client_tls is not None)
-        self.calls = RegionCalls(identity, addresses.resolve, self._client_tls, self.scheduler.monotonic_ms)
-        jitter = random.Random().random
-        self.runner = ReplicatorRunner(
-            *(self.region, addresses.resolve, options, self.calls, self._pulsar_regions(addresses)),
-            jitter=jitter,
-            now_ms=self.scheduler.now_ms,
-            queue_size=replication.replication_producer_queue_size,
-        )
+        links = region_links(settings, self.keys, self.catalog, self._listed, self.scheduler, self._client_tls)
+        self.calls, self.runner = links.calls, links.runner
         streams = LeasedTopics(registry, is_one_of_several=self.several is not None)
         stack.push_async_callback(streams.witness.close)
         self.leases = LeaseManager(
@@ -226,7 +216,7 @@ class BrokerProcess:
                 is_shared=self.several is not None,
             )
         self.host, ends = ExchangeHost(registry), StoredEnds(registry)
-        self.exchange = self._progress(ends, addresses, options)
+        self.exchange = self._progress(ends, links)
         self.behind = BehindRecord(self.catalog, self.broker_id, self.exchange, self.scheduler.now_ms)
         regions = OtherRegions(exchange=self.exchange, leasing=self.leases, replication=self.runner, before=self.behind)
         self.service = TopicService(registry, regions, ends, self.exchange)
@@ -242,7 +232,7 @@ class BrokerProcess:
             authorization=Authorization(
                 self.keys.authentication, self.catalog, settings.authentication.authorization_enabled
             ),
-            identity=identity,
+            identity=links.identity,
             max_message_bytes=network.max_message_size,
             pending_publishes=network.max_pending_publish_requests_per_connection,
             publish_bytes_max=limits.publish_buffer_bytes or UNLIMITED,
@@ -259,7 +249,7 @@ class BrokerProcess:
             reserved=self.sharing.reserved,
             objections=lambda topic, subscription: objections(self.admin, topic, subscription),
         )
-        self._bind_sharing(identity)
+        self._bind_sharing(links.identity)
         stack.push_async_callback(self.runner.close)
         stack.push_async_callback(self.exchange.close)
 
@@ -276,15 +266,6 @@ class BrokerProcess:
         )
         self.sharing.follow(settings.metadata.sync_choice())
 
-    def _pulsar_regions(self, addresses: RegionAddresses) -> PulsarRegions:
-        file, tls = self.settings.authentication.broker_client_token_file, self._client_tls
-        token = None if file is None else partial(_token_in, file)
-        return PulsarRegions(
-            lambda region: region in self.catalog.pulsar_regions(),
-            pulsar_options(token, ClientOptions(tls=tls)),
-            PulsarAdmin(addresses.resolve, token, tls),
-        )
-
     def _bind_sharing(self, identity: PeerIdentity) -> None:
         self.sharing.bind(
             lambda topic: EventTopic(topic, self.region, self.service, identity, self._producer_name()),
@@ -296,7 +277,7 @@ class BrokerProcess:
             None if self.several is None else Standby(self.region, self.several.locate, self.calls),
         )
 
-    def _progress(self, ends: StoredEnds, addresses: RegionAddresses, options: ClientOptions) -> ExchangeShell:
+    def _progress(self, ends: StoredEnds, links: RegionLinks) -> ExchangeShell:
         replication = self.settings.replication
         core = ProgressExchange(
             self.host,
@@ -309,11 +290,11 @@ class BrokerProcess:
         )
         return ExchangeShell(
             core,
-            addresses.resolve,
-            options,
+            links.addresses.resolve,
+            links.options,
             random.Random().random,
             self.scheduler.monotonic_ms,
-            self.runner.nudge,
+            links.runner.nudge,
             None if self.several is None else self.several.feed,
         )
 
@@ -428,8 +409,3 @@ class BrokerProcess:
             )
         for connection in tuple(self.gateway.connections):
             connection.end("this broker is shutting down")
-
-
-def _token_in(file: Path) -> bytes:
-    """:raises OSError: it cannot be read."""
-    return file.read_bytes().strip()

@@ -23,7 +23,7 @@ from meridian_broker.admin.figures.filling import fill, together
 from meridian_broker.admin.http.requests import answer, body, state
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.meridian.scoping import dispatched
-from meridian_broker.admin.pulsar.policies import ENDPOINTS
+from meridian_broker.admin.pulsar.policy_endpoints import ENDPOINTS
 from meridian_broker.bounds.describing import (
     DESCRIBE_MS,
     DESCRIBE_REMEMBERED,

@@ -22,8 +22,7 @@ from meridian_broker.engines.local.checkpoint import (
 )
 from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import Ledger, Run, Segment
-from meridian_broker.engines.local.recovery import segment_name
-from meridian_broker.engines.local.segment import ENTRY, MOVED, Damage, Record, Scanner
+from meridian_broker.engines.local.segment import ENTRY, MOVED, Damage, Record, Scanner, segment_name
 from meridian_broker.engines.local.stats import EngineStats
 
 _log = logging.getLogger(__name__)

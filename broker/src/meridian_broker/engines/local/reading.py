@@ -17,7 +17,6 @@ from crc32c import crc32c
 from meridian_broker.engines.local.files import FilePort, ReadFile, unreadable
 from meridian_broker.engines.local.index import LENGTH_MASK, Ledger, Run
 from meridian_broker.engines.local.places import Places
-from meridian_broker.engines.local.recovery import segment_name
 from meridian_broker.engines.local.segment import (
     ENTRY,
     MOVED,
@@ -25,6 +24,7 @@ from meridian_broker.engines.local.segment import (
     RECORD_BYTES,
     ledger_seed,
     record_seed,
+    segment_name,
 )
 from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound

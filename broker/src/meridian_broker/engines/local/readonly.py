@@ -15,7 +15,8 @@ from typing import Final
 from meridian_broker.engines.local.files import FilePort, OsFiles, unreadable
 from meridian_broker.engines.local.places import INDEX_ENTRIES, Places
 from meridian_broker.engines.local.reading import EntryReads
-from meridian_broker.engines.local.recovery import State, recover
+from meridian_broker.engines.local.recovery import recover
+from meridian_broker.engines.local.replay import State
 from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.ledgers.store import LedgerInfo, LedgerNotFound, LedgerUnreadable
 

@@ -33,6 +33,8 @@ from crc32c import crc32c
 
 from meridian_broker.ledgers.store import LedgerError
 
+SEGMENT_PREFIX: Final = "segment-"
+SEGMENT_SUFFIX: Final = ".log"
 FORMAT_VERSION: Final = 2
 """Version 1 had no labels: its ``STATE`` records are shorter."""
 _MAGIC: Final = b"MDNLOG\r\n"
@@ -75,6 +77,16 @@ _LEDGER: Final = struct.Struct(">Bq")
 
 class SegmentFormatError(LedgerError):
     """A file was written in a format this version does not read."""
+
+
+def segment_name(number: int) -> str:
+    return f"{SEGMENT_PREFIX}{number:012d}{SEGMENT_SUFFIX}"
+
+
+def segment_number(name: str) -> int | None:
+    """The number in a segment's file name; None for other files."""
+    digits = name.removeprefix(SEGMENT_PREFIX).removesuffix(SEGMENT_SUFFIX)
+    return int(digits) if digits.isdigit() and segment_name(int(digits)) == name else None
 
 
 class SegmentHeader(NamedTuple):

@@ -23,13 +23,15 @@ from meridian_broker.engines.local.index import Ledger
 from meridian_broker.engines.local.log import Log
 from meridian_broker.engines.local.places import INDEX_ENTRIES, Places
 from meridian_broker.engines.local.reading import EntryReads
-from meridian_broker.engines.local.recovery import State, recover, remember_deleted, segment_name
+from meridian_broker.engines.local.recovery import recover
+from meridian_broker.engines.local.replay import State, remember_deleted
 from meridian_broker.engines.local.segment import (
     DELETED,
     ENTRY,
     LedgerState,
     ledger_seed,
     record,
+    segment_name,
     state_record,
 )
 from meridian_broker.engines.local.stats import EngineStats

@@ -33,7 +33,8 @@ from meridian_broker.engines.local.index import Run, Segment
 from meridian_broker.engines.local.log import Log
 from meridian_broker.engines.local.places import Places
 from meridian_broker.engines.local.reading import EntryReads
-from meridian_broker.engines.local.recovery import State, segment_name
+from meridian_broker.engines.local.replay import State
+from meridian_broker.engines.local.segment import segment_name
 from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.ledgers.periodic import PeriodicWork
 from meridian_broker.ledgers.store import LedgerError

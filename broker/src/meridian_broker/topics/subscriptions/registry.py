@@ -22,7 +22,6 @@ from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.topics.cursors import rewinding
 from meridian_broker.topics.dispatch.rates import DispatchRates
 from meridian_broker.topics.errors import (
-    ConsumerBusy,
     LimitReached,
     NotAllowed,
     SubscriptionInUse,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from meridian_broker.topics.compaction.compaction import Compaction
     from meridian_broker.topics.compaction.view import CompactedView
     from meridian_broker.topics.context import TopicContext
-    from meridian_broker.topics.dispatch.types import SubscriptionType
 
 _ENDING: Final = (Verdict.REMOVE, Verdict.REPLACE)
 """Verdicts that end the life of the current subscription."""
@@ -129,18 +127,6 @@ class SubscriptionRegistry:
         durable = sum(subscription.durable for subscription in self.subscriptions.values()) if most else 0
         if most and durable >= most:
             raise LimitReached(f"{self._topic.name} has {durable} subscriptions, its limit: {name!r} was not created")
-
-    def check_new_consumer(self, subscription: Subscription, kind: SubscriptionType) -> None:
-        """:raises NotAllowed: subscriptions of this type are disabled.
-        :raises ConsumerBusy: the limit of consumers is reached.
-        """
-        topic, rules = self._topic, self._topic.rules
-        if kind.name not in rules.subscription_types:
-            raise NotAllowed(f"{topic.name} does not accept {kind.name} subscriptions: its policies do not enable them")
-        if (most := rules.max_consumers) and sum(len(one.consumers) for one in self.subscriptions.values()) >= most:
-            raise ConsumerBusy(f"{topic.name} has {most} consumers, its limit: close some")
-        if (most := rules.max_consumers_per_subscription) and len(subscription.consumers) >= most:
-            raise ConsumerBusy(f"subscription {subscription.name!r} has {most} consumers, its limit: close some")
 
     def begun(self, name: str, *, replicated: bool, properties: Mapping[str, str]) -> SubscriptionRecord:
         """The record of a new subscription. A flag that was not asked for carries no stamp, so any decision wins over

@@ -13,7 +13,7 @@ from meridian_broker.topics import names, validation
 from meridian_broker.topics.cursors import seeking
 from meridian_broker.topics.dispatch.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
-from meridian_broker.topics.errors import NotAllowed, SubscriptionExists, SubscriptionNotFound, TopicError
+from meridian_broker.topics.errors import ConsumerBusy, NotAllowed, SubscriptionExists, SubscriptionNotFound, TopicError
 from meridian_broker.topics.subscriptions.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -141,12 +141,12 @@ class Subscribing:
         read_compacted: bool = False,
     ) -> Consumer:
         """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``.
-        :raises NotAllowed: see ``SubscriptionRegistry.check_new_consumer``.
+        :raises NotAllowed: subscriptions of this type are disabled.
         :raises TopicFenced: the subscription was deleted since it was looked up, or the topic is being deleted.
         """
         self.topic.check_admits()
         subscription.check_open()
-        self.registry.check_new_consumer(subscription, kind)
+        self._check_new_consumer(subscription, kind)
         if read_compacted and subscription.share is not None:
             raise NotAllowed(f"subscription {subscription.name!r} has dispatch scope origin: it reads the whole log")
         now_ms = self.topic.scheduler.now_ms()
@@ -158,3 +158,16 @@ class Subscribing:
         subscription.add_consumer(consumer, kind)
         self.topic.used()
         return consumer
+
+    def _check_new_consumer(self, subscription: Subscription, kind: SubscriptionType) -> None:
+        """:raises NotAllowed: subscriptions of this type are disabled.
+        :raises ConsumerBusy: the limit of consumers is reached.
+        """
+        topic, rules = self.topic, self.topic.rules
+        if kind.name not in rules.subscription_types:
+            raise NotAllowed(f"{topic.name} does not accept {kind.name} subscriptions: its policies do not enable them")
+        others = self.registry.subscriptions.values()
+        if (most := rules.max_consumers) and sum(len(one.consumers) for one in others) >= most:
+            raise ConsumerBusy(f"{topic.name} has {most} consumers, its limit: close some")
+        if (most := rules.max_consumers_per_subscription) and len(subscription.consumers) >= most:
+            raise ConsumerBusy(f"subscription {subscription.name!r} has {most} consumers, its limit: close some")
