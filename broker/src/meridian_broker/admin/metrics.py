@@ -47,36 +47,36 @@ WORK: Final = ("cluster", "work")
 GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "pulsar_topics_count": ("Topics and partitions open here", NAMESPACE),
     "pulsar_subscriptions_count": ("Subscriptions", TOPIC),
-    "pulsar_producers_count": ("Connected producers, replicators of other regions not counted", TOPIC),
+    "pulsar_producers_count": ("Connected producers, not counting replicators of other regions", TOPIC),
     "pulsar_consumers_count": ("Connected consumers", TOPIC),
     "pulsar_storage_size": ("Bytes of messages stored", TOPIC),
     "pulsar_subscription_back_log": (
-        "Entries from the first one not acknowledged to the last; acknowledged ones in between count",
+        "Entries from the first unacknowledged one to the last, including acknowledged ones in between",
         SUBSCRIPTION,
     ),
     "pulsar_subscription_unacked_messages": ("Messages sent to consumers and not acknowledged", SUBSCRIPTION),
     "pulsar_replication_backlog": ("Entries stored here and not confirmed by the region", REMOTE),
     "pulsar_replication_connected_count": ("1 while the replicator is connected", REMOTE),
-    "pulsar_replication_delay_in_seconds": ("Age of the oldest entry that waits for the region", REMOTE),
+    "pulsar_replication_delay_in_seconds": ("Age of the oldest entry waiting for the region", REMOTE),
     "pulsar_replicated_subscriptions_pending_snapshots": (
-        "Snapshots of subscriptions under way (snapshot mode)",
+        "Subscription snapshots in progress (snapshot mode)",
         TOPIC,
     ),
     "meridian_unreplicated_entries": (
-        "Entries of all topics first stored here that the region has not confirmed",
+        "Entries first stored here, of all topics, that the region has not confirmed",
         LINK,
     ),
     "meridian_unreplicated_tail_entries": (
-        "Entries of the topic first stored here that the region has not confirmed",
+        "Entries first stored here, of the topic, that the region has not confirmed",
         REMOTE,
     ),
     "meridian_unreplicated_tail_bytes": ("Approximate bytes of the entries that the region has not confirmed", REMOTE),
     "meridian_unreplicated_tail_seconds": ("Age of the oldest entry that the region has not confirmed", REMOTE),
     "meridian_progress_lag_entries": (
-        "Entries acknowledged here since the start that the region has not confirmed, of all subscriptions",
+        "Entries acknowledged here since startup that the region has not confirmed, over all subscriptions",
         REMOTE,
     ),
-    "meridian_progress_lag_seconds": ("Age of the oldest change of progress that the region has not confirmed", REMOTE),
+    "meridian_progress_lag_seconds": ("Age of the oldest progress change that the region has not confirmed", REMOTE),
     "meridian_subscription_progress_lag_entries": (
         "As meridian_progress_lag_entries, per subscription (exposeSubscriptionSyncMetricsInPrometheus)",
         PAIR,
@@ -86,19 +86,19 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         PAIR,
     ),
     "meridian_subscription_in_sync": (
-        "1 while nothing keeps the region from following the subscription (exposeSubscriptionSyncMetricsInPrometheus)",
+        "1 while the region can follow the subscription (exposeSubscriptionSyncMetricsInPrometheus)",
         PAIR,
     ),
     "meridian_subscription_progress_set_size": (
-        "Entry ids and part batches remembered above floors (exposeSubscriptionSyncMetricsInPrometheus)",
+        "Entry ids and partly acked batches remembered above floors (exposeSubscriptionSyncMetricsInPrometheus)",
         SUBSCRIPTION,
     ),
     "meridian_damaged_entries": (
-        "Entries that the disk damaged, and that are neither replaced from another region nor given up",
+        "Entries damaged by the disk, neither replaced from another region nor given up",
         TOPIC,
     ),
     "meridian_lost_progress_records": (
-        "Records of the topic's progress log that the disk damaged, found within the last day",
+        "Records of the topic's progress log damaged by the disk, found within the last day",
         TOPIC,
     ),
     "meridian_held_for_regions_bytes": (
@@ -106,19 +106,22 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         TOPIC,
     ),
     "meridian_progress_link_up": ("1 while the link that carries progress to the region is up", LINK),
-    "meridian_periodic_work_failing": ("1 while the last run of the periodic work failed", WORK),
+    "meridian_periodic_work_failing": ("1 if the last run of the periodic work failed", WORK),
     "meridian_periodic_work_seconds_since_success": (
         "Seconds since the last successful run of the periodic work",
         WORK,
     ),
-    "meridian_metadata_outbox": ("Changes of shared metadata that wait to be published", ("cluster",)),
-    "meridian_metadata_conflicts": ("Paths that two regions wrote without knowing of each other", ("cluster",)),
-    "meridian_metadata_parked": ("Paths with a stamp of the future", ("cluster",)),
+    "meridian_metadata_outbox": ("Changes of shared metadata waiting to be published", ("cluster",)),
+    "meridian_metadata_conflicts": ("Paths that two regions wrote concurrently", ("cluster",)),
+    "meridian_metadata_parked": ("Paths with a timestamp in the future", ("cluster",)),
     "meridian_metadata_lag_seconds": (
-        "From the write in the region to here, of the last event that was applied",
+        "Time from the write in the region to its application here, of the last applied event",
         LINK,
     ),
-    "meridian_metadata_differences": ("Paths that differ since before metadata were shared, undecided", LINK),
+    "meridian_metadata_differences": (
+        "Paths that have differed since before metadata were shared, still undecided",
+        LINK,
+    ),
     "meridian_metadata_clock_offset_seconds": ("How far the region's clock is ahead of this one's", LINK),
     "meridian_connections": ("Client and peer connections", ("cluster",)),
     "meridian_export_snapshots": ("Export snapshots that can be read", ("cluster",)),
@@ -126,7 +129,7 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "meridian_ledgers": ("Ledgers of all topics; with BookKeeper, all that its etcd lists", ("cluster",)),
     "meridian_bookies": ("Bookies that take new entries", ("cluster",)),
     "meridian_offloaded_ledgers": ("Ledgers with a copy in the object store", ("cluster",)),
-    "meridian_offloaded_bytes": ("Bytes of entries in these copies", ("cluster",)),
+    "meridian_offloaded_bytes": ("Bytes of entries in the object store", ("cluster",)),
     "meridian_offload_cache_bytes": ("Bytes of entries read from the object store and kept in memory", ("cluster",)),
     "meridian_ledger_segments": ("Segment files of the log", ("cluster",)),
     "meridian_ledger_log_bytes": ("Bytes of all segment files", ("cluster",)),
@@ -135,21 +138,21 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "meridian_ledger_recovery_seconds": ("Time it took to read the log at startup", ("cluster",)),
 }
 COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "pulsar_in_messages_total": ("Messages stored, of clients and of other regions", TOPIC),
-    "pulsar_in_bytes_total": ("Bytes stored, of clients and of other regions", TOPIC),
+    "pulsar_in_messages_total": ("Messages stored, from clients and other regions", TOPIC),
+    "pulsar_in_bytes_total": ("Bytes stored, from clients and other regions", TOPIC),
     "pulsar_out_messages_total": ("Messages sent to consumers", TOPIC),
     "pulsar_out_bytes_total": ("Bytes sent to consumers", TOPIC),
     "pulsar_subscription_msg_out_total": ("Messages sent to consumers of the subscription", SUBSCRIPTION),
     "pulsar_replicated_subscriptions_timedout_snapshots_total": (
-        "Snapshots of subscriptions that some region did not answer in time",
+        "Subscription snapshots that a region did not answer in time",
         TOPIC,
     ),
-    "meridian_replicated_subscriptions_updates_total": ("Positions that other regions were told by snapshots", TOPIC),
+    "meridian_replicated_subscriptions_updates_total": ("Positions announced to other regions by snapshots", TOPIC),
     "meridian_replicated_subscriptions_refused_markers_total": (
         "Markers of other regions that had no effect",
         TOPIC,
     ),
-    "meridian_replicated_in_messages_total": ("Messages stored that came from other regions", TOPIC),
+    "meridian_replicated_in_messages_total": ("Messages stored from other regions", TOPIC),
     "meridian_replicated_out_messages_total": ("Messages the region confirmed", REMOTE),
     "meridian_replicated_out_bytes_total": ("Bytes the region confirmed", REMOTE),
     "meridian_held_for_regions_given_up_total": (
@@ -157,17 +160,17 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         TOPIC,
     ),
     "meridian_replication_holes_given_up_total": (
-        "Ranges in which a region may have lost entries, for which this region stopped waiting",
+        "Ranges of entries that a region may have lost, for which this region stopped waiting",
         TOPIC,
     ),
     "meridian_periodic_work_failures_total": ("Failed runs of the periodic work", WORK),
     "meridian_damaged_entries_replaced_total": (
-        "Entries that the disk damaged and that were fetched back from another region",
+        "Damaged entries replaced by copies from another region",
         TOPIC,
     ),
-    "meridian_metadata_published_total": ("Events of shared metadata that were published", ("cluster",)),
-    "meridian_metadata_events_total": ("Events of other regions, by what became of them", ("cluster", "verdict")),
-    "meridian_metadata_overwritten_total": ("Conflicts since the start of the broker", ("cluster",)),
+    "meridian_metadata_published_total": ("Events of shared metadata published", ("cluster",)),
+    "meridian_metadata_events_total": ("Events from other regions, by outcome", ("cluster", "verdict")),
+    "meridian_metadata_overwritten_total": ("Conflicts since the broker started", ("cluster",)),
     "meridian_metadata_dead_letters_total": ("Events that could not be applied", ("cluster",)),
     "meridian_progress_link_connections_total": ("Times the link to the region was established", LINK),
 }
@@ -176,7 +179,7 @@ STORAGE_COUNTERS: Final = {
     "appends": "Entries that became durable",
     "append_bytes": "Bytes of entries that became durable",
     "written_bytes": "Bytes given to the log",
-    "write_failures": "Batches the disk refused; with BookKeeper, ledgers whose writer failed",
+    "write_failures": "Batches that the disk refused; with BookKeeper, ledgers whose writer failed",
     "reads": "Reads of stored entries",
     "read_entries": "Entries read",
     "read_bytes": "Bytes of entries read",
@@ -186,8 +189,8 @@ STORAGE_COUNTERS: Final = {
     "segments_removed": "Segment files removed",
     "checkpoints": "Index checkpoints written",
     "recovered_bytes": "Bytes of log read at startup",
-    "offload_cache_hits": "Blocks of offloaded ledgers that were in memory, or on their way",
-    "offload_cache_misses": "Blocks of offloaded ledgers that were read from the object store",
+    "offload_cache_hits": "Blocks of offloaded ledgers found in memory or already being read",
+    "offload_cache_misses": "Blocks of offloaded ledgers read from the object store",
 }
 STORAGE_GAUGES: Final = {
     "pending_bytes": "meridian_ledger_pending_bytes",
@@ -213,7 +216,7 @@ class Reading:
     cluster: str
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)
     snapshots: dict[Labels, tuple[int, int]] = field(default_factory=dict)
-    """Complete snapshots of a topic, and the milliseconds that they took."""
+    """A topic's complete snapshots, and the milliseconds that they took in total."""
     families: list[Metric] = field(default_factory=list)
 
     def put(self, name: str, labels: Labels, value: float) -> None:
@@ -271,10 +274,10 @@ class Scrapes:
 
     def __init__(self) -> None:
         self._under_way: asyncio.Future[bytes | None] | None = None
-        """None is the result of one that failed."""
+        """The scrape in progress; its result is None if it failed."""
 
     async def take(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The text that ``make`` makes, for this caller or for another one."""
+        """The text from ``make``, called for this caller or another one."""
         while (others := self._under_way) is not None:
             if (text := await asyncio.shield(others)) is not None:
                 return text
