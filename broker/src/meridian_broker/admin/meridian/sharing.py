@@ -185,8 +185,7 @@ async def restamp(request: web.Request) -> web.Response:
 
 
 async def adopt(request: web.Request) -> web.Response:
-    """Resolve differences from before metadata were synchronized: ``{"region": other, "side": region, "dryRun":
-    bool}``.
+    """Resolve differences from before synchronization: ``{"region": other, "side": region, "dryRun": bool}``.
 
     The winning side is this region or the other one; by default, the other one."""
     given = await body(request)

@@ -26,8 +26,7 @@ async def show(request: web.Request) -> web.Response:
 
 
 async def without(request: web.Request) -> web.Response:
-    """Take snapshots without the regions in the body, ``{"regions": [NAME, ...]}``; an empty list includes all
-    again."""
+    """Take snapshots without the regions in the body, ``{"regions": [NAME, ...]}``; an empty list undoes that."""
     given = await body(request)
     regions = given.get("regions") if isinstance(given, dict) else None
     if not isinstance(regions, list) or not all(isinstance(name, str) for name in regions):

@@ -35,17 +35,17 @@ class Endpoint:
     namespace: str
     topic: str
     what: str
-    """It holds ..."""
+    """What it holds; completes "Read ..."."""
     everywhere: bool = False
     """Setting it in one region sets it in all, unless ``?region=`` names that one alone."""
     verb: str = "POST"
-    """That sets it."""
+    """The HTTP method that sets it."""
     unset: int | None = None
     """The answer when it is not set; None: an empty one."""
 
 
 ENDPOINTS: Final = (
-    Endpoint(policies.RETENTION, "retention", "retention", "how long acknowledged messages stay"),
+    Endpoint(policies.RETENTION, "retention", "retention", "how long acknowledged messages are kept"),
     Endpoint(policies.MESSAGE_TTL, "messageTTL", "messageTTL", "the seconds after which messages expire"),
     Endpoint(
         policies.DEDUPLICATION, "deduplication", "deduplicationEnabled", "whether duplicates from producers are dropped"
@@ -55,7 +55,7 @@ ENDPOINTS: Final = (
         policies.REPLICATE_SUBSCRIPTIONS,
         "replicateSubscriptionState",
         "replicateSubscriptionState",
-        "whether subscriptions made from now on are replicated, unless their creator says otherwise",
+        "whether new subscriptions are replicated, unless their creator says otherwise",
         everywhere=True,
     ),
     Endpoint(
@@ -82,10 +82,13 @@ ENDPOINTS: Final = (
         policies.REPLICATOR_DISPATCH_RATE,
         "replicatorDispatchRate",
         "replicatorDispatchRate",
-        "how much may be sent from this region to each other one",
+        "how much may be sent from this region to each other region",
     ),
     Endpoint(
-        policies.DELAYED_DELIVERY, "delayedDelivery", "delayedDelivery", "whether and how much messages may be delayed"
+        policies.DELAYED_DELIVERY,
+        "delayedDelivery",
+        "delayedDelivery",
+        "whether messages may be delayed, and by how much",
     ),
     Endpoint(
         policies.INACTIVE_TOPICS, "inactiveTopicPolicies", "inactiveTopicPolicies", "when unused topics are removed"
@@ -94,7 +97,7 @@ ENDPOINTS: Final = (
         policies.COMPACTION_THRESHOLD,
         "compactionThreshold",
         "compactionThreshold",
-        "the bytes not compacted yet at which a topic is compacted",
+        "how many uncompacted bytes trigger a topic's compaction",
     ),
     Endpoint(policies.MAX_CONSUMERS, "maxConsumersPerTopic", "maxConsumers", "how many consumers a topic may have"),
     Endpoint(
@@ -122,12 +125,14 @@ ENDPOINTS: Final = (
         "maxUnackedMessagesOnSubscription",
         "how many messages all consumers of a subscription may have without acknowledging them",
     ),
-    Endpoint(policies.MAX_MESSAGE_SIZE, "", "maxMessageSize", "the bytes a message may have, its metadata included"),
+    Endpoint(
+        policies.MAX_MESSAGE_SIZE, "", "maxMessageSize", "how many bytes a message may have, including its metadata"
+    ),
     Endpoint(
         policies.OFFLOAD_THRESHOLD,
         "offloadThreshold",
         "",
-        "the bytes of a topic that are not copied to the object store; -1: no limit",
+        "how many bytes of a topic may stay out of the object store; -1: no limit",
         verb="PUT",
         unset=-1,
     ),
@@ -143,7 +148,7 @@ ENDPOINTS: Final = (
         policies.OFFLOAD_LAG,
         "offloadDeletionLagMs",
         "",
-        "how long ledgers stay where they were stored after they were copied to the object store",
+        "how long ledgers stay in their first storage after they were copied to the object store",
         verb="PUT",
     ),
     Endpoint(
@@ -159,13 +164,13 @@ ENDPOINTS: Final = (
         "the minutes without a consumer after which a subscription is deleted",
     ),
     Endpoint(
-        policies.AUTO_TOPICS, "autoTopicCreation", "", "whether clients create topics by naming them, and of which kind"
+        policies.AUTO_TOPICS, "autoTopicCreation", "", "whether clients create topics by using them, and of which kind"
     ),
     Endpoint(
         policies.AUTO_SUBSCRIPTIONS,
         "autoSubscriptionCreation",
         "autoSubscriptionCreation",
-        "whether consumers create subscriptions by naming them",
+        "whether consumers create subscriptions by using them",
     ),
 )
 
@@ -230,12 +235,12 @@ def _element(request: web.Request, policy: str) -> str | None:
     return state(request).region if TABLE[policy].each == "region" else None
 
 
-_WHERE: Final = {False: "", True: ", in all regions; with ``?region=``, in the one asked alone"}
+_WHERE: Final = {False: "", True: ", in all regions; with ``?region=``, only in the one that is asked"}
 
 
 async def _others(request: web.Request, place: Place) -> frozenset[str]:
-    """The other regions of the namespace or topic that have to be told, unless the request is about this one alone:
-    not those that share the policy by the event topic (docs/metadata.md).
+    """The other regions of the namespace or topic that must be told, unless the request is about this one alone.
+    Regions that share the policy by the event topic need not be (docs/metadata.md).
 
     :raises Refused: it is about another one.
     """
@@ -270,7 +275,7 @@ def reading(place: Place, endpoint: Endpoint) -> Handler:
             return done() if endpoint.unset is None else answer(endpoint.unset)
         return answer(TABLE[endpoint.policy].show(value))
 
-    read.__doc__ = f"Read {endpoint.what}; empty when it is not set here."
+    read.__doc__ = f"Read {endpoint.what}; empty when not set here."
     return read
 
 
@@ -284,7 +289,7 @@ def setting(place: Place, endpoint: Endpoint) -> Handler:
             value = await body(request)
         largest = state(request).service.parts.topic_limits.message_bytes
         if endpoint.policy == policies.MAX_MESSAGE_SIZE and isinstance(value, int) and value > largest:
-            raise Refused(412, f"{value} bytes: this broker takes messages of at most {largest} bytes")
+            raise Refused(412, f"{value} bytes: this broker accepts messages of at most {largest} bytes")
         others = await _others(request, place) if endpoint.everywhere else frozenset()
         await place.set(request, endpoint.policy, value, _element(request, endpoint.policy))
         await ask_all(state(request), others, "POST", f"{request.rel_url.raw_path}?region={{region}}", value)
@@ -295,7 +300,7 @@ def setting(place: Place, endpoint: Endpoint) -> Handler:
 
 
 def removing(place: Place, endpoint: Endpoint) -> Handler:
-    """How the policy is taken away."""
+    """How the policy is removed."""
 
     async def remove(request: web.Request) -> web.Response:
         others = await _others(request, place) if endpoint.everywhere else frozenset()
@@ -321,7 +326,7 @@ def quotas(place: Place) -> Handler:
 
 
 async def topic_regions(request: web.Request) -> web.Response:
-    """Regions that the topic has chosen for itself; empty when it lives where its namespace does."""
+    """The topic's own regions; empty when it lives in its namespace's."""
     if flag(request, "applied"):
         parts, name = state(request).service.parts, str(await _existing(request))
         return answer(sorted(parts.regions_of(name) | parts.pulsar_regions_of(name)))
@@ -330,16 +335,16 @@ async def topic_regions(request: web.Request) -> web.Response:
 
 
 async def set_topic_regions(request: web.Request) -> web.Response:
-    """Choose the topic's regions; the body is a list of clusters, this one among them.
+    """Set the topic's regions; the body is a list of clusters, including this one.
 
-    Those that are new to the topic are asked how many partitions it has there."""
+    Regions that are new to the topic are asked how many partitions it has there."""
     admin, name = state(request), await _existing(request)
     given = await body(request)
     if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
-        raise Refused(412, 'the body is a list of clusters, for example ["us-east", "us-west"]')
+        raise Refused(412, 'expected a list of clusters, for example ["us-east", "us-west"]')
     if admin.region not in given:
         raise Refused(
-            412, f"{admin.region}, where you ask, is not among {', '.join(given)}: delete the topic there instead"
+            412, f"{admin.region}, which you ask, is not among {', '.join(given)}: delete the topic there instead"
         )
     await check_allowed(admin, name.tenant, given)
     new = set(given) - admin.service.parts.regions_of(str(name)) - admin.catalog.pulsar_regions()
@@ -349,7 +354,7 @@ async def set_topic_regions(request: web.Request) -> web.Response:
 
 
 async def remove_topic_regions(request: web.Request) -> web.Response:
-    """Let the topic live where its namespace does."""
+    """Let the topic live in its namespace's regions."""
     await OfTopic.set(request, policies.REPLICATION, None, None)
     return done()
 
@@ -370,7 +375,7 @@ def setting_quota(place: Place) -> Handler:
 
 
 def removing_quota(place: Place) -> Handler:
-    """How a backlog quota is taken away."""
+    """How a backlog quota is removed."""
 
     async def remove(request: web.Request) -> web.Response:
         """Remove the backlog quota of one kind."""
