@@ -75,7 +75,7 @@ async def test_owners_that_send_the_caller_back_and_forth_are_no_answer() -> Non
 
         second = await stack.enter_async_context(broker(1, back))
         first.append(await stack.enter_async_context(broker(2, sends_to(second))))
-        with pytest.raises(CallFailed, match="in a circle"):
+        with pytest.raises(CallFailed, match="redirect loop"):
             await calls_as("us-east", second).ask("us-west", "GET", PATH, seconds=30)
 
 

@@ -22,7 +22,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "info": {
             "title": "Meridian broker",
             "version": software_version(),
-            "description": "Pulsar's admin API v2 and lookups as far as Meridian serves them, and Meridian's own API "
+            "description": "The parts of Pulsar's admin API v2 and lookups that Meridian serves, and its own API "
             "under /meridian/v1.",
         },
         "paths": paths,

@@ -54,7 +54,7 @@ def _get(path: str, handler: Handler, content: str = "application/json", *, peer
 
 
 def _write(method: str, path: str, handler: Handler, *, peers: str | None = None) -> Route:
-    """Writes are answered by 204 and nothing else."""
+    """Writes are answered with an empty 204."""
     return Route(method, path, handler, 204, peers=peers)
 
 
@@ -231,12 +231,12 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", f"{_OWN_SUBSCRIPTION}/damage", syncing.damage),
     _get(f"{_OWN}/openapi.json", openapi),
 )
-"""The first that fits answers: a path with a fixed last part stands before one with any."""
+"""The first match answers: paths with a fixed last part come before those with a variable one."""
 
 PARTITIONS_ROUTES: Final = frozenset(
     {topics.terminate_partitions, topics.delete_partitioned, stats.partitioned, stats.partitioned_internal}
 )
-"""The handlers that are about all partitions of a topic, never about a topic without."""
+"""Handlers about all partitions of a topic, never about an unpartitioned one."""
 
 HARMLESS_ROUTES: Final = frozenset(
     {
@@ -253,7 +253,7 @@ HARMLESS_ROUTES: Final = frozenset(
         permissions.revoke_on_topic,
     }
 )
-"""The handlers that write, or seem to, and make a topic lose no message that a subscription is owed."""
+"""Handlers that write, or seem to, without making a topic lose messages that a subscription is owed."""
 
 _ANYWHERE: Final = frozenset(
     {
@@ -265,7 +265,7 @@ _ANYWHERE: Final = frozenset(
         permissions.revoke_on_topic,
     }
 )
-"""What is about the topic's metadata, whichever broker serves it."""
+"""Handlers about a topic's metadata, whichever broker serves the topic."""
 
 OWNERS_ROUTES: Final = frozenset(
     route.handler
@@ -277,4 +277,4 @@ OWNERS_ROUTES: Final = frozenset(
 TENANTS_ROUTES: Final = frozenset(
     route.handler for route in ROUTES if "{tenant}" in route.path and not route.path.startswith(_TENANT)
 )
-"""The handlers that are about something in the tenant in the path, and not about the tenant itself."""
+"""Handlers about something within the tenant in the path, not about the tenant itself."""

@@ -32,7 +32,7 @@ from meridian_broker.gateway.places import Hall, Places
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
 
 PATIENCE: Final = 2.0
-"""Seconds that requests under way have when the broker ends."""
+"""Seconds that requests in progress get when the broker stops."""
 PROBE_PLACES: Final = Places(total=PROBES, per_address=PROBES // 2)
 BACKLOG: Final = 1024
 
@@ -53,7 +53,7 @@ class AdminServer:
     async def start(cls, state: AdminState, host: str, places: Places, names: frozenset[str]) -> AdminServer:
         """No connection is accepted before ``listen``.
 
-        :param names: by which this broker is known, in small letters.
+        :param names: by which this broker is known, in lower case.
         """
         server = cls(state, Exports(state), host, Hall(places, time.monotonic, "idle HTTP connections"))
         doors = [within_limits, proven_answers, refusals, no_web_pages, gatekeeper, keeps_events, at_owner]
@@ -83,7 +83,7 @@ class AdminServer:
         self._runners[hall] = runner
 
     async def listen(self, port: int, tls: TlsListeners | None = None) -> int:
-        """Serve on one more port; 0 lets the system choose. Says which it is. :raises OSError: it is taken."""
+        """Serve on one more port; 0 lets the system choose. Returns the port. :raises OSError: it is taken."""
         return await self._listen(self._hall, port, tls)
 
     async def listen_for_probes(self, port: int) -> int:

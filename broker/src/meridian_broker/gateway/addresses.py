@@ -2,8 +2,8 @@
 """Where clients are sent: this broker's addresses, and those of its named listeners (Pulsar's PIP-61, PIP-95).
 
 A broker inside a private network has one address for its neighbours and others for those outside. Each set of addresses
-has a name. A client says the name in its lookup, or it came in by a bind address that has the name, and is answered
-with addresses that it can reach.
+has a name. A client gives the name in its lookup, or connects to a bind address that carries it, and is answered with
+addresses that it can reach.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Addresses:
 
     @classmethod
     def of(cls, known: Mapping[str, str]) -> Addresses:
-        """From a map of those that there are, by the names of the attributes."""
+        """From a map by attribute name; what is missing is None."""
         return cls(*(known.get(name) for name in ("service_url", "service_url_tls", "admin_url", "admin_url_tls")))
 
 
 class Place(NamedTuple):
-    """Another broker of the region, where a topic is."""
+    """Another broker of the region, which has a topic."""
 
     addresses: Addresses | None
-    """For the client that asks; None: the broker does not have the client's listener."""
+    """For the client that asks; None: the broker lacks the client's listener."""
     owns: bool
-    """It serves the topic; otherwise it is the one that should, and becomes its owner when it is asked."""
+    """True: it serves the topic; False: it should, and becomes the owner when a client asks it."""
 
 
 class BindAddress(NamedTuple):
@@ -70,13 +70,13 @@ determined now."""
 
 
 WhenMoved = Callable[[TopicName, Callable[[], None]], Awaitable[bool]]
-"""Calls the callback once a topic that another broker owns may have another owner, or after some seconds. False: that
+"""Calls the callback once a topic that another broker owns may have changed owner, or after some seconds. False: that
 broker can be reached, so nothing is called."""
 
 
 NextOwner = Callable[[str, str], Addresses | None]
-"""The broker that a topic, which is being closed here, is handed to, for a client of the named listener; None: the
-client has to look it up."""
+"""The broker that takes over a topic being closed here, for a client of the named listener; None: the client must look
+it up."""
 
 
 def parse_listeners(text: str) -> dict[str, Addresses]:
@@ -122,9 +122,9 @@ def url(scheme: str, host: str, port: int) -> str:
 
 
 def of_several(urls: Iterable[str]) -> str:
-    """One URL with the addresses of all of these, as Pulsar's clients take it; empty without any.
+    """One URL with the addresses of all of these, in the form Pulsar's clients accept; empty if there are none.
 
-    :param urls: of one scheme. Each may have several addresses itself; what comes again is left out.
+    :param urls: of one scheme; each may list several addresses. Duplicates are removed.
     """
     scheme, found = "", dict[str, None]()
     for one in urls:

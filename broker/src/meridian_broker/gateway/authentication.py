@@ -22,7 +22,7 @@ SCOPE_CLAIM: Final = "meridian_scope"
 ADMIN_SCOPE: Final = "admin"
 """The admin API, but neither producing nor consuming."""
 EXPORT_SCOPE: Final = "export"
-"""The export alone, which the verifier reads, and nothing else of the admin API."""
+"""Of the admin API only the export, which the verifier reads."""
 SCOPES: Final = {ADMIN_SCOPE: "admin API", EXPORT_SCOPE: "export"}
 """Description of each scope. Scopes narrow what a token's role may do and never widen it: an issuer may let users
 choose claims."""
@@ -52,7 +52,7 @@ class Granted(NamedTuple):
     key: TokenKey | None = None
     """The key that signed it; None if no token is required."""
     scope: str | None = None
-    """One of ``SCOPES``, which is all that it is good for; None: for all that its role may do."""
+    """One of ``SCOPES``, the token's only use; None: everything that its role may do."""
 
 
 NAMELESS: Final = Granted("")
@@ -120,7 +120,7 @@ class Authentication:
         scope = said.get(SCOPE_CLAIM)
         if not (scope is None or (isinstance(scope, str) and scope in SCOPES)):
             known = " and ".join(SCOPES)
-            raise NotAuthenticated(f"the token's {SCOPE_CLAIM} is not one that this version knows: {known}")
+            raise NotAuthenticated(f"the token's {SCOPE_CLAIM} is unknown to this version, which knows {known}")
         expires = said.get("exp")
         return Granted(self._role(said), None if expires is None else int(expires), key, scope)
 

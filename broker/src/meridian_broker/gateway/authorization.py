@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether clients may do what they ask for, once authorization is on (``authorizationEnabled``).
 
-``metadata.authorizing`` decides; here is what is known of a role. Everything is in memory, so each answer is about this
-moment: a permission that was revoked admits no further producer or consumer. Those that are connected stay, as with
-Pulsar.
+``metadata.authorizing`` decides; this module knows the roles' permissions. Everything is in memory, so each answer is
+about this moment: a permission that was revoked admits no further producer or consumer. Those that are connected stay,
+as with Pulsar.
 
-No sentence says whether a topic, namespace or tenant exists: it is the same for one that does not.
+No refusal reveals whether a topic, namespace or tenant exists: it reads the same if it does not.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class BrokerCalls:
             try:
                 yield Streamed(answer.status, _chunks(answer, url))
             finally:
-                answer.close()  # whatever is left of it, nobody reads
+                answer.close()  # nobody reads the rest
 
 
 class Streamed(NamedTuple):
@@ -103,7 +103,7 @@ class Streamed(NamedTuple):
     """Raises ``BrokerAway`` if the answer ends early."""
 
     async def reason(self) -> str:
-        """Why it is refused. :raises BrokerAway: the answer ends early."""
+        """The reason of a refusal. :raises BrokerAway: the answer ends early."""
         data = bytearray()
         async for part in self.chunks:
             data += part

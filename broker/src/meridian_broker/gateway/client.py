@@ -253,7 +253,7 @@ class PulsarClientConnection(ClientWire):
             answer: pb.CommandProducerSuccess = await self.request(_T.PRODUCER, command)
         except BaseException as error:
             self._producers.pop(producer_id, None)
-            if not isinstance(error, RequestRefused) and self.failure is None:  # it may come about all the same
+            if not isinstance(error, RequestRefused) and self.failure is None:  # the broker may still open it
                 close = pb.CommandCloseProducer(producer_id=producer_id, request_id=self.next_id())
                 self.write([encode.simple(_T.CLOSE_PRODUCER, close)])
             raise

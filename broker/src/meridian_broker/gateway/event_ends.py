@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ends of the event topic inside a broker: a producer and a consumer that are no clients."""
+"""The two ends of the event topic inside a broker: a producer and a consumer that are not clients."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Sender:
         self._lock = asyncio.Lock()
 
     async def send(self, payload: bytes, properties: dict[str, str] | None = None, only_to: str = "") -> None:
-        """Returns once it is durable. :raises MetadataError: it may or may not be."""
+        """Returns once it is durable. :raises MetadataError: it may or may not be stored."""
         async with self._lock:
             producer = await self._opened()
             if (wait_ms := self._wait_ms()) > 0:
@@ -87,7 +87,7 @@ class Sender:
             )
             await topic.scheduler.answer(lambda told: topic.admit(made, told))
         except REFUSALS as error:
-            raise MetadataUnavailable(f"{self._topic} takes no events now: {error}") from error
+            raise MetadataUnavailable(f"{self._topic} does not accept events now: {error}") from error
         self._producer = made
         return made
 
@@ -103,7 +103,7 @@ class Sender:
         return metadata.build_body(described.SerializeToString(), payload)
 
     def close(self, reason: str) -> None:
-        """What has no receipt yet fails."""
+        """Messages without a receipt fail."""
         made, self._producer = self._producer, None
         if made is not None:
             made.topic.remove_producer(made)
@@ -155,7 +155,7 @@ class Reader:
         self._is_ended = False
 
     async def next(self) -> list[Arrived]:
-        """Everything that is there, in order, once there is something; nothing: the topic was closed."""
+        """All that has arrived, in order, waiting for the first message; empty: the topic was closed."""
         some: list[Arrived] = []
         while not self._is_ended and not (some and self._arrived.empty()):
             arrived = await self._arrived.get()
@@ -166,7 +166,7 @@ class Reader:
         return some
 
     def done(self, some: Sequence[Arrived]) -> None:
-        """They are applied: they need not come again."""
+        """These are applied and need not be redelivered."""
         if self.consumer is not None:
             self.consumer.subscription.acknowledge(self.consumer, [one.position for one in some])
             self.consumer.flow(len(some))
@@ -204,11 +204,11 @@ class Reader:
         self.is_active = active
 
     def reached_end(self, consumer: Consumer) -> None:
-        """Nothing more can be read. Status shows it when the next event cannot be published."""
+        """The topic was terminated. Status shows it when the next event cannot be published."""
 
 
 def send_clients_away(topic: Topic) -> None:
-    """Those that connected before the topic was chosen. Replicators of other regions stay."""
+    """Disconnect clients that connected before the topic was chosen. Replicators of other regions stay."""
     for producer in list(topic.producers.values()):
         if producer.remote_region is None and not isinstance(producer.port, Sender):
             topic.remove_producer(producer)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The event topic of synchronized metadata, as the broker that serves it sees it.
 
-It implements the port ``metadata.sync.synchronizer``: a producer and a Failover consumer inside the broker, so that no
-role and no token of clients is involved. In a region of several brokers the one that owns the topic reads it, and the
+It implements the port ``metadata.sync.synchronizer``: a producer and a Failover consumer inside the broker, so no
+client role or token is involved. In a region of several brokers the one that owns the topic reads it, and the
 next owner takes over; the others try again every second.
 
 Clients are refused (``MetadataSync.reserved``), and those that used the topic before it was chosen are sent away. In a
-region that does not use it, clients may still write to it. So each message ends with a proof by the peer secret that a
-broker of the region which stored it first made it; without a secret nothing is sent or read. One without is set apart,
-as one that cannot be applied: it goes to the dead-letter topic of this region, with the reason, and the next message is
-read.
+region that does not use it, clients may still write to it. So each message ends with a proof, made with the peer
+secret, that it was written by a broker of the region that stored it first; without a secret nothing is sent or read. A
+message without a valid proof, like one that cannot be applied, goes to this region's dead-letter topic with the reason,
+and the next message is read.
 
-``missed`` counts the occasions on which events may have been passed over: whoever relies on having heard all of them
+``missed`` counts the occasions on which events may have been skipped: whoever relies on having heard all of them
 compares itself with the other regions again.
 """
 
@@ -45,7 +45,7 @@ SUBSCRIPTION: Final = "metadata-syncer"
 DEAD_LETTERS: Final = f"-{SUBSCRIPTION}-DLQ"
 RETRY_SECONDS: Final = 1.0
 LETTER_BYTES: Final = 64 << 10
-"""So much of an event that cannot be applied is kept: a topic may refuse a copy with the reason beside it."""
+"""Bytes kept of an event that cannot be applied: with the reason added, a full copy might exceed the topic's limit."""
 LETTER_ATTEMPTS: Final = 5
 DEAD_KEPT: Final = 20
 """Dead letters that status shows; all are in the dead-letter topic."""
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that was set apart."""
+    """A message that was not applied."""
 
     position: str
     region: str
@@ -68,7 +68,7 @@ class EventTopic:
     """See the module's text. ``run`` belongs to a task of the broker."""
 
     def __init__(self, topic: str, region: str, service: TopicService, identity: PeerIdentity, name: str) -> None:
-        """:param name: of the producer, unlike those of all other brokers of the region."""
+        """:param name: of the producer, unique among the brokers of the region."""
         self.topic = topic
         self._region = region
         self._service = service
@@ -87,7 +87,7 @@ class EventTopic:
     # -- MetadataEventSynchronizer
 
     async def notify(self, message: bytes) -> None:
-        """:raises MetadataError: it may or may not be stored. Publishing it again is right."""
+        """:raises MetadataError: it may or may not be stored. Publishing it again is safe."""
         await self._senders[self.topic].send(message + self._proof(self._region, message, self._secrets()[0]))
 
     def register_sync_listener(self, listener: Listener) -> None:
@@ -99,7 +99,7 @@ class EventTopic:
 
     async def close(self) -> None:
         for sender in self._senders.values():
-            sender.close("metadata are not synchronized by this topic any more")
+            sender.close("this topic no longer synchronizes metadata")
         if self._reader is not None:
             self._reader.close()
 
@@ -112,11 +112,11 @@ class EventTopic:
 
     @property
     def is_applied(self) -> bool:
-        """Whether this broker applies what arrives: it reads the topic, and nothing keeps it from that."""
+        """Whether this broker applies what arrives: it reads the topic, and nothing prevents it."""
         return self.is_active and self.problem is None
 
     async def run(self) -> None:
-        """Read until cancelled. Whatever fails is tried again."""
+        """Read until cancelled; failures are retried."""
         while True:
             try:
                 await self._read()
@@ -135,7 +135,7 @@ class EventTopic:
     async def _read(self) -> None:
         self._secrets()
         topic = await self._service.opener.topic(topic_name.parse(self.topic), create=True)
-        self._service.opener.follow(topic)  # no policy limits it any more
+        self._service.opener.follow(topic)  # policies no longer limit it
         send_clients_away(topic)
         self.missed += SUBSCRIPTION not in topic.subscriptions
         subscription = await subscribing.subscription(
@@ -144,11 +144,11 @@ class EventTopic:
             SUBSCRIPTION,
             durable=True,
             replicated=False,
-            initial=LATEST,  # what was published before is part of the first comparison with each peer
+            initial=LATEST,  # the first comparison with each peer covers the rest
             properties={},
             may_create=True,
         )
-        if subscription.replicated:  # a client made it, and what one region has read another one has not
+        if subscription.replicated:  # a client made it; each region must read every event
             await replicate_subscription(subscription, replicated=False)
             self.missed += 1
         reader = self._reader = Reader(self._region)
@@ -163,7 +163,7 @@ class EventTopic:
         self.problem = f"{self.topic} was closed; reading it again shortly"
 
     async def _take(self, some: Sequence[Arrived]) -> None:
-        """Returns once they need not come again."""
+        """Returns once they need not be redelivered."""
         while some:
             try:
                 await self._apply(some)
@@ -172,7 +172,7 @@ class EventTopic:
                 await self._set_apart(some[poison.behind], str(poison))
                 some = some[poison.behind + 1 :]
             except MetadataError as error:
-                self.problem = f"the metadata store does not take an event of {some[0].region}: {error}"
+                self.problem = f"the metadata store did not accept an event of {some[0].region}: {error}"
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             self.problem = None
@@ -193,17 +193,17 @@ class EventTopic:
             raise refusal
 
     def _proven(self, arrived: Arrived) -> bytes:
-        """The message without its proof. :raises Poison: it does not prove where it is from."""
+        """The message without its proof. :raises Poison: it does not prove its origin."""
         if arrived.payload is None:
             raise Poison("it is compressed or a batch: no broker of Meridian wrote it")
         message, proof = arrived.payload[:-PROOF_BYTES], arrived.payload[-PROOF_BYTES:]
         proofs = (self._proof(arrived.region, message, secret) for secret in self._secrets())
         if not any(hmac.compare_digest(one, proof) for one in proofs):
-            raise Poison(f"it does not prove that a broker of {arrived.region} wrote it (peerTokenFile)")
+            raise Poison(f"it carries no valid proof that a broker of {arrived.region} wrote it: check peerTokenFile")
         return message
 
     async def _set_apart(self, arrived: Arrived, reason: str) -> None:
-        """Keep a copy in the dead-letter topic. Events behind it do not wait for that for long."""
+        """Keep a copy in the dead-letter topic, without delaying later events for long."""
         payload, letters = arrived.payload or b"", self.topic + DEAD_LETTERS
         properties = {"reason": reason, "region": arrived.region, "position": str(arrived.position)}
         if len(payload) > LETTER_BYTES:
@@ -226,11 +226,11 @@ class EventTopic:
         self.missed += 1
 
     def _secrets(self) -> tuple[bytes, ...]:
-        """:raises MetadataUnavailable: there is none, so events could not be told from forged ones."""
+        """:raises MetadataUnavailable: there is no secret, so forged events would go unnoticed."""
         secrets = self._identity.secrets()
         if not secrets:
             raise MetadataUnavailable(
-                "this region has no peer secret, so it could not tell events of other regions from forged ones: set "
+                "this region has no peer secret, so it cannot detect forged events: set "
                 "peerTokenFile, with the same secret in all regions"
             )
         return secrets

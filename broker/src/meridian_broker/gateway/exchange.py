@@ -49,7 +49,7 @@ class ExchangeShell:
     ) -> None:
         """
         :param resolve: region -> its addresses.
-        :param now_ms: a monotone clock.
+        :param now_ms: a monotonic clock.
         :param on_heard: a region's broker has just connected to us.
         :param owners: tells other regions who owns what here; None: this broker is its region's only one.
         """
@@ -145,7 +145,7 @@ class ExchangeShell:
         def done(result: BarrierResult) -> None:
             for region in sorted(result.refused):
                 log.warning(
-                    "dispatching %s of %s without the newest acknowledgements of %s; some may be delivered again: %s",
+                    "dispatching %s of %s without the newest acknowledgements of %s; messages may be redelivered: %s",
                     *(subscription, topic, region, result.missing[region]),
                 )
             passed()
@@ -158,7 +158,7 @@ class ExchangeShell:
         self._tick_soon()
 
     def status(self, topic: str, subscription: str) -> tuple[PeerStatus, ...]:
-        """How a subscription stands with each other region."""
+        """A subscription's status with each other region."""
         return self.core.status(topic, subscription, self._now_ms())
 
     def lags(self) -> dict[tuple[str, str], tuple[int, int]]:
@@ -166,19 +166,19 @@ class ExchangeShell:
         return self.core.lags(self._now_ms())
 
     def apart(self) -> dict[str, dict[str, str]]:
-        """Per region, why its state differs from this region's, by subject."""
+        """Region -> subject -> why its state differs from this region's."""
         return self.core.apart(self._now_ms())
 
     def behind_for(self) -> dict[str, int]:
-        """Region -> for how many milliseconds it may lack something that was acknowledged here."""
+        """Region -> for how many milliseconds it may have lacked something acknowledged here."""
         return self.core.behind_for(self._now_ms())
 
     def was_away(self, region: str, ago_ms: int) -> None:
-        """The region became unreachable that long ago, and did not return before this broker started."""
+        """The region became unreachable ``ago_ms`` ago, and did not return before this broker started."""
         self.core.was_away(region, self._now_ms() - ago_ms)
 
     def was_behind(self, region: str, topic: str, subscription: str, entries: int, ago_ms: int) -> None:
-        """The region has lacked this many entries that were acknowledged before this broker started, for ``ago_ms``."""
+        """For ``ago_ms`` the region has lacked this many entries that were acknowledged before this broker started."""
         self.core.was_behind(region, (topic, subscription), entries, self._now_ms() - ago_ms)
 
     def compare_ends(self, origins: Collection[str]) -> None:
@@ -222,7 +222,7 @@ class ExchangeShell:
         self._tick_soon()
 
     def _introduced(self, connection: Connected, hello: Hello) -> bool:
-        """The peer said who it is. False: it may not be that one."""
+        """The peer named itself. False: its credentials are another region's."""
         if hello.region != connection.peer_name:
             connection.end(f"region {connection.peer_name} introduced itself as {hello.region!r}")
             return False
@@ -244,7 +244,7 @@ class ExchangeShell:
             self.core.divided.hung_up(peer)
 
     def gone(self, connection: Connected) -> None:
-        """A peer's connection to us ended: its own link will come again."""
+        """A peer's connection to us ended: it will open another one."""
         log.info("%s closed its connection", connection.peer_region)
         self._hung_up(connection)
         if self._owners is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are read again when they change, so that keys can be replaced while the broker runs.
 
-A changed file is read once two checks in a row have found it the same: at the first one it may still be being written.
+A changed file is read once two checks in a row have found it the same: at the first check it may still be incomplete.
 Files that cannot be used change nothing: the last good content stays in force.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns what in a region of several brokers, as this one knows it: in the words in which other regions are told."""
+"""Who owns what in a region of several brokers, as this one knows it, in the form sent to other regions."""
 
 from __future__ import annotations
 

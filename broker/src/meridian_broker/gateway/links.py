@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to other regions that are kept up: reconnected whenever they end, for as long as they are wanted.
 
-``Link`` is one such connection. ``PeerLinks`` keeps one per remote region for the exchange of progress, and in a region
-of several brokers one to each of them that owns topics of this broker's. The replicators have links of their own
-(``replication``), because a backlog of entries must not stand before acknowledgements.
+``Link`` is one such connection. ``PeerLinks`` keeps one per remote region for the exchange of progress, and for a
+region of several brokers, one to each of them that owns topics of this broker. The replicators have links of their own
+(``replication``), because a backlog of entries must not delay acknowledgements.
 
 The first attempts after a loss follow each other quickly, since most losses are a restart; later ones are spread by a
-random share, so that regions do not all knock at the same moment. ``nudge`` cuts a wait short: a region that has just
-connected to us is there.
+random share, so that regions do not all reconnect at the same moment. ``nudge`` cuts a wait short: a region that has
+just connected to us can be reached.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Link:
     ) -> None:
         """
         :param purpose: what the link carries, for the log.
-        :param on_problem: called when it could not be made.
-        :param peer: what ``resolve`` is asked for, if that is not the region.
+        :param on_problem: called when a connection could not be made.
+        :param peer: what to pass to ``resolve``, if not the region.
         """
         self.region = region
         self._peer = peer or region
@@ -231,7 +231,7 @@ class PeerLinks:
         self._on_command = on_command
         self._on_problem = on_problem
         self._links: dict[str, Link] = {}
-        """To regions."""
+        """Links to regions."""
         self._to_brokers: dict[str, Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -245,13 +245,13 @@ class PeerLinks:
             self._end(self._links.pop(region))
 
     def open(self, region: str, broker: str) -> None:
-        """Keep a link to one of a region's several brokers, too. :param broker: the peer's name."""
+        """Also keep a link to one of a region's several brokers. :param broker: the peer's name."""
         if broker not in self._to_brokers:
             self._to_brokers[broker] = self._make(region, broker)
             self._to_brokers[broker].start()
 
     def end(self, broker: str) -> None:
-        """The broker is gone."""
+        """Close the link to a broker that is gone."""
         if (link := self._to_brokers.pop(broker, None)) is not None:
             self._end(link)
 
@@ -272,11 +272,11 @@ class PeerLinks:
         return link is not None and link.is_foreign
 
     def status(self) -> dict[str, LinkStatus]:
-        """Of the links to regions."""
+        """Status of the links to regions."""
         return {region: link.status() for region, link in self._links.items()}
 
     def brokers(self) -> dict[str, LinkStatus]:
-        """Of those to brokers of regions of several, by peer."""
+        """Status of the links to single brokers, by peer."""
         return {peer: link.status() for peer, link in self._to_brokers.items()}
 
     async def close(self) -> None:
@@ -291,7 +291,7 @@ class PeerLinks:
             if connection is None:
                 raise ConnectionLost(f"the link to {peer} is down: {link.problem}")
             if connection.unsent_bytes > UNSENT_LIMIT:
-                connection.fail(ConnectionLost(f"{peer} does not read: {UNSENT_LIMIT} bytes are waiting for it"))
+                connection.fail(ConnectionLost(f"{peer} is not reading: {UNSENT_LIMIT} bytes are waiting for it"))
                 return
             connection.write([encode.simple(kind, message)])
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares this region's metadata with those of each other region, and takes what it lacks.
+"""Compares this region's metadata with each other region's, and takes what this region lacks.
 
 Every minute, and all the time while the broker that should apply events does not answer (``metadata_standby``), or
-while another region asks for it. What fails is shown and tried again.
-"""
+while another region asks for it. Failures are shown and retried."""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standin
 from meridian_broker.positions.clock import HybridClock
 
 LOOK_SECONDS: Final = 0.2
-"""Between two looks at which region is due."""
+"""Between two checks of which region is due."""
 COMPARE_SECONDS: Final = 60.0
 """Between two comparisons with the same region."""
 AGAIN_SECONDS: Final = 0.5
-"""After one that failed: the other region may just be starting. Each further one in a row waits twice as long, ..."""
+"""After a failed comparison: the other region may just be starting. Each further failure doubles the wait, ..."""
 AGAIN_SECONDS_MAX: Final = 5.0
 """... up to this."""
 MISSED_SECONDS: Final = 1.0
-"""After events were passed over."""
+"""After events were skipped."""
 STANDBY_SECONDS: Final = 0.5
 """While no broker of this region applies events, or whenever the other region asks for it."""
 
@@ -57,11 +56,11 @@ class Shared:
     recording: RecordingStore
     standing: Standing
     peer: Callable[[str, str, bool], RestPeer]
-    """Another region, for a store with this identity, that takes its region's name over or not."""
+    """(region, this store's identity, whether it is taking over this region's name) -> the other region."""
     regions_of: Callable[[str], frozenset[str]]
-    """Of a topic."""
+    """The regions of a topic."""
     last_seen: Callable[[str], tuple[Record | None] | None]
-    """At a path, as the catalog remembers it; None: it does not."""
+    """The record at a path, as the catalog remembers it; None: it does not."""
     standby: Standby | None
     """None: this broker is the only one of its region."""
 
@@ -91,7 +90,7 @@ class Comparisons:
         self._publisher = publisher
         self.peers: dict[str, PeerState] = {}
         self.admitted = asyncio.Event()
-        """A region has accepted this store under this region's name, or none can be asked."""
+        """A region has accepted this store under this region's name, or none can be reached."""
         self.stands_in = False
         """The broker of this region that should apply events does not answer, so this one stands in for it."""
         self._owed = owed
@@ -99,8 +98,8 @@ class Comparisons:
         """Regions that asked to be compared soon."""
 
     def has_caught_up_with(self, region: str) -> bool:
-        """Since this session began, and since events were missed; before, the store may have been restored from a
-        copy."""
+        """Whether it has since this session began and since events were missed: before, the store may have been
+        restored from a copy."""
         state = self.peers.get(region)
         return region == self._shared.clock.region or (
             state is not None and state.is_joined and state.caught_up == self._topic.missed
@@ -112,11 +111,11 @@ class Comparisons:
             self._hurried.add(region)
 
     async def run(self) -> None:
-        """A region that answers slowly holds up no other one."""
+        """Compare until cancelled. A slow region does not delay the others."""
         due: dict[str, float] = {}
         ended: dict[str, float] = {}
         pause: dict[str, float] = {}
-        """Of regions whose last comparison failed."""
+        """Next wait for regions whose last comparison failed."""
         running: dict[str, asyncio.Task[bool]] = {}
         missed = self._topic.missed
         await self._standing.leave(self._shared.choice.scopes)
@@ -159,15 +158,15 @@ class Comparisons:
             if not await self._standing.belongs_to(region, comparison.digest.identity):
                 raise MetadataUnavailable(
                     f"{region} has a different store than before: nothing is taken from it until "
-                    f"`meridian regions replace {region}` was run there"
+                    f"`meridian regions replace {region}` has been run there"
                 )
             mark = comparison.digest.mark
             if mark > await self._standing.own_mark():
                 await self._publisher.continue_after(mark)
             if BEGINNING < mark < comparison.digest.horizon:
                 log.warning(
-                    "this region was away for longer than %s keeps deletions: taking what is there; what was written "
-                    "here meanwhile, and is unknown there, is listed by `meridian metadata conflicts`",
+                    "this region was away for longer than %s keeps deletions: taking its state; values written here "
+                    "meanwhile that it does not know are listed by `meridian metadata conflicts`",
                     region,
                 )
             before = await self._standing.joined(region)
@@ -188,13 +187,16 @@ class Comparisons:
         if not state.is_joined:
             of = ", ".join(sorted({paths.scope_of(path) or "" for path in differences}))
             state.problem = (
-                f"{len(differences)} values of {of} differ from those of {region} since before they were synchronized: "
+                f"{len(differences)} values of {of} have differed from {region}'s since before synchronization: "
                 f"see `meridian metadata adopt --from {region} --dry-run`"
             )
         elif comparison.digest.shared != self._shared.choice.scopes:
             apart = scopes_apart(region, comparison.digest.shared, self._shared.choice.scopes)
-            state.problem = f"{apart}: only what both share is kept equal; set metadataSyncScopes alike"
-        # Nobody publishes what is owed, or the other region does not know yet that more is shared.
+            state.problem = (
+                f"{apart}: only scopes that both share are kept equal; set metadataSyncScopes to the same value in "
+                "both regions"
+            )
+        # Nobody publishes the outbox, or the other region does not know yet that more is shared.
         if (self.stands_in and self._owed()) or joined != before:
             with suppress(MetadataError):
                 await peer.hurry()
@@ -214,23 +216,23 @@ class Comparisons:
         return await self._standing.join(region, new)
 
     async def _peer(self, region: str, *, replacing: bool = False) -> RestPeer:
-        """:param replacing: this store is about to take over its region's name from an earlier one."""
+        """:param replacing: this store is about to take over its region's name from an earlier store."""
         return self._shared.peer(region, await self._standing.identity(), replacing)
 
     async def compare(self, region: str) -> tuple[Comparison, RestPeer]:
-        """:raises MetadataError: the region cannot be asked."""
+        """:raises MetadataError: the region cannot be reached."""
         peer = await self._peer(region)
         return await compared(self._known, peer, self._shared.choice.scopes), peer
 
     async def undecided(self, region: str) -> tuple[Comparison, RestPeer, list[str]]:
-        """As ``compare``, and what needs a decision. :raises MetadataError: the region cannot be asked."""
+        """As ``compare``, and the paths that need a decision. :raises MetadataError: the region cannot be reached."""
         comparison, peer = await self.compare(region)
         return comparison, peer, comparison.differences(await self._undecided(comparison, region))
 
     async def adopt(self, region: str, side: str) -> int:
-        """Decide what differs from another region for ``side``, one of the two. Returns the number of paths.
+        """Decide the differences from another region in favour of ``side``, one of the two. Returns how many paths.
 
-        :raises MetadataError: the region cannot be asked, or somebody writes at the same time.
+        :raises MetadataError: the region cannot be reached, or somebody writes at the same time.
         """
         comparison, peer = await self.compare(region)
         undecided = await self._undecided(comparison, region)
@@ -238,14 +240,14 @@ class Comparisons:
         await keep(comparison, self._shared.recording, undecided)
         await self._standing.join(region, undecided)
         await self._compared(region)
-        with suppress(MetadataError):  # else it learns within a minute that this is decided
+        with suppress(MetadataError):  # else it learns of the decision within a minute
             await peer.hurry()
         return decided
 
     async def replace(self) -> list[str]:
-        """Take over this region's name: catch up with every other region, then tell them. Returns which were told.
+        """Take over this region's name: catch up with every other region, then tell them. Returns those told.
 
-        :raises MetadataError: one of them cannot be asked. Call it again.
+        :raises MetadataError: one of them cannot be reached. Call it again.
         """
         others = sorted(self._shared.sharing(self._topic.topic) - {self._shared.clock.region})
         peers = [await self._peer(region, replacing=True) for region in others]
@@ -264,7 +266,7 @@ class Comparisons:
 
 
 async def together(works: Iterable[Awaitable[object]]) -> None:
-    """Do these at the same time. :raises MetadataError: one of them failed; all have ended."""
+    """Run these concurrently. :raises MetadataError: one of them failed; all have ended."""
     for failure in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(failure, BaseException):
             raise failure

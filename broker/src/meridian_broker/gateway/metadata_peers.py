@@ -23,10 +23,10 @@ from meridian_broker.positions.clock import Stamp
 BASE: Final = "/meridian/v1/metadata"
 SECONDS: Final = 20.0
 QUICK_MS: Final = 2000
-"""An answer that took no longer tells the other clock."""
+"""An answer that took no longer than this is good enough to compare clocks."""
 MAX_TIME_MS: Final = (1 << 64) - 1
 TAKEN: Final = 409
-"""Answer to a region whose name another region's store has."""
+"""Answer to a region whose name belongs to another store."""
 
 
 class RestPeer:
@@ -37,18 +37,19 @@ class RestPeer:
     ) -> None:
         """
         :param identity: of this region's store.
-        :param replacing: it is about to take its region's name over.
+        :param replacing: that store is about to take over its region's name.
         """
         self.region = region
         self.clock_offset_ms: int | None = None
-        """How far its clock is ahead of ours, to a second; None: it answered too slowly to tell."""
+        """How many milliseconds its clock is ahead of ours, to within a second; None: it answered too slowly to
+        tell."""
         self._identity = identity
         self._replacing = replacing
         self._calls = calls
         self._now_ms = now_ms
 
     async def digest(self, scopes: Collection[str]) -> Digest:
-        """:raises NameTaken: see there."""
+        """:raises NameTaken: this region's name belongs to another store."""
         before_ms = self._now_ms()
         query = f"identity={quote(self._identity, safe='')}&replacing={'true' if self._replacing else 'false'}"
         query += f"&scopes={','.join(sorted(scopes))}"
@@ -60,7 +61,7 @@ class RestPeer:
             about = frozenset(map(str, said["scopes"])) & paths.SCOPES.keys()
             shared = frozenset(map(str, said.get("shares", said["scopes"])))
             buckets, mark = _numbers(said["buckets"], BUCKETS), _moment(said["mark"])
-            heard = _moment(said.get("heard"))  # an earlier version does not say
+            heard = _moment(said.get("heard"))  # earlier versions send none
             since = None if said.get("since") is None else [_since(one) for one in said["since"][:MARKS_KEPT]]
             return Digest(about, buckets, _moment(said["horizon"]), mark, heard, str(said["identity"]), shared, since)
 
@@ -80,11 +81,11 @@ class RestPeer:
             return {str(path): _state(one) for path, one in said["states"].items()}
 
     async def replace(self) -> None:
-        """From now on this region's name belongs to the store with this identity."""
+        """Tell the region that this region's name now belongs to this store."""
         await self._ask("POST", "replace", {"identity": self._identity})
 
     async def hurry(self) -> None:
-        """Let it compare itself with this region soon."""
+        """Ask the region to compare itself with this one soon."""
         await self._ask("POST", "compare")
 
     @contextmanager
@@ -93,7 +94,7 @@ class RestPeer:
         try:
             yield
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            text = f"{self.region} answered what this version does not understand ({error!r}): is it another version?"
+            text = f"{self.region} sent an answer unknown to this version ({error!r}): is it another version?"
             raise MetadataUnavailable(text) from error
 
     async def _ask(self, method: str, what: str, body: Any = None) -> Any:
@@ -123,7 +124,7 @@ def summary_json(one: Summary) -> list[Any]:
 
 
 def numbers_json(numbers: Sequence[int]) -> list[str]:
-    """Above 2^53, so not as numbers of JSON."""
+    """As text: they may exceed 2^53, too much for JSON numbers."""
     return [f"{one:x}" for one in numbers]
 
 

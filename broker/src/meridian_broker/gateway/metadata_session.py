@@ -2,8 +2,7 @@
 """Keeps metadata equal with other regions while an event topic is chosen: ``metadata.sync`` with its tasks.
 
 It publishes and applies if this broker is the active consumer of the topic, and compares this region with the others
-(``metadata_comparing``). Nothing here is on the way of a local write. What fails is shown and tried again.
-"""
+(``metadata_comparing``). No local write waits for any of this. Failures are shown and retried."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ from meridian_broker.metadata.sync.publishing import Publisher, in_groups, pause
 
 RETRY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 1.0
-"""Between attempts to send what was not sent, and to decide about parked states."""
+"""Between attempts to send what is unsent, and to resolve parked states."""
 MARK_SECONDS: Final = 5.0
 CLEAR_SECONDS: Final = 0.2
-"""Between two removals of what was sent from the outbox."""
+"""Between two removals of sent entries from the outbox."""
 CLEARED_TOGETHER: Final = 48
 """Entries that one transaction removes."""
 
@@ -64,16 +63,16 @@ class Session:
         self.publish_problem: str | None = None
         self._outbox = FollowedOutbox()
         self._cleared = 0.0
-        """When it was cleared last."""
+        """Loop time of the outbox's last clearing."""
         self._owing = asyncio.Event()
 
     @property
     def owed(self) -> int:
-        """Entries of the outbox, those included that were sent and are about to be removed."""
+        """Entries of the outbox, including those sent and about to be removed."""
         return len(self._outbox.unsent) + len(self._outbox.sent)
 
     def regions(self) -> frozenset[str]:
-        """That share metadata by this topic, this one included."""
+        """The regions that share metadata by this topic, this one included."""
         return self._shared.sharing(self.topic.topic)
 
     async def run(self) -> None:
@@ -81,13 +80,13 @@ class Session:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.topic.run())
-                tasks.create_task(self._again("see what other regions lack", self._watch_outbox))
+                tasks.create_task(self._again("follow the outbox", self._watch_outbox))
                 tasks.create_task(self._publish())
                 tasks.create_task(self._again("follow values", self.known.follow_values))
                 tasks.create_task(self._again("follow deletions", self.known.follow_deletions))
-                tasks.create_task(self._again("follow what is parked", self.kept.follow_parked))
+                tasks.create_task(self._again("follow parked states", self.kept.follow_parked))
                 tasks.create_task(self._again("follow conflicts", self.kept.follow_conflicts))
-                tasks.create_task(self._again("look after stamps", self._look))
+                tasks.create_task(self._again("release parked states and publish marks", self._look))
                 tasks.create_task(self._again("compare with other regions", self.comparisons.run))
                 if self._shared.standby is not None:
                     tasks.create_task(self._stand_by(self._shared.standby))
@@ -144,7 +143,7 @@ class Session:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _clear(self) -> None:
-        """Remove from the outbox what was sent, if it is time."""
+        """Remove sent entries from the outbox, if it is time."""
         sent, now = list(self._outbox.sent.values()), asyncio.get_running_loop().time()
         if not sent or now < self._cleared + CLEAR_SECONDS:
             return
@@ -171,7 +170,7 @@ class Session:
     # -- applying
 
     async def _arrived(self, some: Sequence[tuple[str, bytes]]) -> None:
-        """:raises Poison: one cannot be applied. :raises MetadataError: not now."""
+        """:raises Poison: a message cannot be applied. :raises MetadataError: none can be applied now."""
         messages: list[Message] = []
         places: list[int] = []
         refusal: Poison | None = None
@@ -193,9 +192,9 @@ class Session:
             raise refusal
 
     def _concerns_us(self, message: Message) -> bool:
-        if isinstance(message, Changes):  # this region has its own, or learns what it lost by comparing
+        if isinstance(message, Changes):  # this region has its own, or regains lost ones by comparing
             return message.region != self._shared.clock.region
-        # Else this region may lack what was deleted before: it has not heard that yet. Marks come again.
+        # Otherwise this region may not have heard of earlier deletions yet. Marks are repeated.
         return self.comparisons.has_caught_up_with(message.region)
 
     async def _stand_by(self, standby: Standby) -> NoReturn:
@@ -211,7 +210,7 @@ class Session:
 
 
 def _decoded(region: str, message: bytes) -> Message:
-    """:raises Poison: it is none of this region."""
+    """:raises Poison: it is not a metadata event of this region."""
     try:
         decoded = decode_message(message)
     except ValueError as error:

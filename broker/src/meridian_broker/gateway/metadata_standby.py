@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the broker of the region that applies metadata events does so, as its other brokers ask it.
+"""Whether the region's metadata events are being applied, as its other brokers ask the broker that should apply them.
 
 The owner of the event topic applies them. If it dies, the topic has no owner until its session has ended, and nothing
-can arrive in it. So each of the others asks the owner over and over. As long as it applies, it takes its time to
-answer; when its process dies, the connection breaks at once; and a machine that is gone does not answer in time. While
-nobody applies, those that ask compare the region with the others several times a second (``metadata_session``), which
-needs neither the topic nor anybody's place in it.
+can arrive in it. So each other broker asks the owner again and again. While the owner applies events, it delays its
+answer; when its process dies, the connection breaks at once; and a dead machine does not answer in time. While nobody
+applies events, the brokers that ask compare the region with the others several times a second (``metadata_session``),
+which needs neither the topic nor a position in it.
 
 A wrong suspicion costs comparisons and nothing else.
 """
@@ -26,11 +26,11 @@ from meridian_broker.topics.errors import TopicError
 from meridian_broker.wire.pulsar import topic_name
 
 HOLD_SECONDS: Final = 1.0
-"""So long the broker that applies holds a request back."""
+"""How long the broker that applies events delays its answer."""
 SILENT_SECONDS: Final = 1.5
-"""A broker that does not answer for so long counts as dead."""
+"""A broker that does not answer within this time counts as dead."""
 OLDER: Final = (403, 404)
-"""A broker of an earlier version is alive, and does not know the question."""
+"""A broker of an earlier version, which does not know the request, is alive."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Standby:
         self._calls = calls
 
     async def is_applied(self, topic: str) -> bool:
-        """Whether another broker of the region applies the events of this topic, as it says itself."""
+        """Whether another broker of the region says that it applies the events of this topic."""
         try:
             async with asyncio.timeout(SILENT_SECONDS):
                 place = await self._locate(topic_name.parse(topic), "", False)
@@ -57,7 +57,7 @@ class Standby:
                 )
                 return status in OLDER or (status < 300 and json.loads(said)["applying"] is True)
         except (TimeoutError, CallFailed, TopicError, MetadataError, LedgerError) as error:
-            log.debug("nobody is known to apply the events of %s: %r", topic, error)
+            log.debug("no broker is known to apply events of %s: %r", topic, error)
         except (ValueError, KeyError, TypeError) as error:
-            log.warning("the owner of %s answered what this version does not understand: %r", topic, error)
+            log.warning("the owner of %s sent an answer unknown to this version: %r", topic, error)
         return False

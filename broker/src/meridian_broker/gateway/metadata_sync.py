@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A broker's part in keeping metadata equal between regions (PIP-136).
 
-``metadata.sync.choice`` says whether and what, by settings that can be changed while brokers run. While a topic is
-chosen, a ``Session`` of it runs.
-"""
+``metadata.sync.choice`` says whether metadata are synchronized and which, by settings that can change while brokers
+run. While a topic is chosen, a ``Session`` of it runs."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class MetadataSync:
     ) -> None:
         """
         :param store: the region's own, not a recording one.
-        :param draw: a new identity for a store.
+        :param draw: returns a new identity for a store.
         """
         self.store = store
         self.clock = clock
@@ -54,7 +53,7 @@ class MetadataSync:
         self.session: Session | None = None
         """None: metadata are not synchronized, or a new session is about to begin."""
         self._chosen = ("", frozenset[str]())
-        """Topic and scopes of the session that runs."""
+        """Topic and scopes of the running session."""
         self._followed = asyncio.Event()
 
     def bind(
@@ -65,7 +64,7 @@ class MetadataSync:
         last_seen: Callable[[str], tuple[Record | None] | None],
         standby: Standby | None,
     ) -> None:
-        """What is made later than the store: topics, the way to other regions, and the catalog.
+        """Set what is made after the store: topics, the way to other regions, and the catalog.
 
         :param standby: None: this broker is the only one of its region.
         """
@@ -85,19 +84,19 @@ class MetadataSync:
         if not chosen or topic not in (chosen, chosen + DEAD_LETTERS):
             return None
         return (
-            f"{topic} is for the brokers alone while metadata are synchronized by {chosen} (metadataSyncEventTopic): "
+            f"{topic} is reserved for brokers while metadata are synchronized by {chosen} (metadataSyncEventTopic): "
             "use another topic"
         )
 
     def regions_sharing(self, path: str) -> frozenset[str]:
-        """Those that hear of a write of this path by the event topic, this one included; empty: none does."""
+        """The regions that the event topic tells of a write to this path, this one included; empty: none."""
         return frozenset() if self.session is None or not self.choice.is_synced(path) else self.session.regions()
 
     def follow(self, choice: SyncChoice) -> None:
         """The settings may have changed."""
         self.choice.follow(choice.values)
         if self._wanted() != self._chosen:
-            self.session = None  # what it knows is about something else
+            self.session = None  # it belongs to the previous choice
         self._followed.set()
 
     async def run(self) -> None:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells other regions which broker of this one owns which topics: everything to a link that asks, then what changes.
+"""Tells other regions which broker of this one owns which topics: a link that asks gets everything, then the changes.
 
-Each link has a set of namespaces that it is still to hear of, so changes that come while much is under way are joined,
-and a link whose other end does not read costs no more than that set.
+Each link has a set of namespaces still to be sent, so changes that come while much is under way are merged, and a link
+whose other end does not read costs no more than that set.
 
-A broker that has lost its lease, because it is cut off from its metadata, does not know any more who owns what. It
-closes these links and takes no others: the other end finds another broker of the region, or comes back.
-"""
+A broker that has lost its lease, because it is cut off from its metadata, no longer knows who owns what. It closes
+these links and accepts no others: the other end finds another broker of the region, or reconnects later."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connected import Connected
 
 NAMESPACES: Final = 256
-"""In one message, at most, ..."""
+"""Namespaces in one message, at most, ..."""
 BUNDLES: Final = 8192
-"""... as many as have this many bundles, but at least one."""
+"""... and no more than have this many bundles together, but at least one."""
 PAUSE_SECONDS: Final = 0.005
 """Between two messages to one link."""
 UNREAD_SECONDS: Final = 0.5
@@ -38,15 +37,15 @@ class OwnersSource(Protocol):
 
     @property
     def is_current(self) -> bool:
-        """Whether that is known: changes are seen as they come."""
+        """Whether this broker knows the owners and sees their changes."""
         ...
 
     def brokers(self, listener: str) -> tuple[RemoteBroker, ...]:
-        """Those that are alive, with their addresses for clients of a listener."""
+        """The live brokers, with their addresses for clients of a listener."""
         ...
 
     def namespaces(self) -> Iterable[str]:
-        """Those whose bundles are known."""
+        """The namespaces whose bundles are known."""
         ...
 
     def owners(self, namespace: str) -> NamespaceOwners: ...
@@ -55,13 +54,13 @@ class OwnersSource(Protocol):
 @dataclass(slots=True)
 class _Link:
     untold: dict[str, None] = field(default_factory=dict)
-    """Namespaces, oldest first."""
+    """Namespaces still to be sent, oldest first."""
     is_first: bool = True
-    """Nothing was sent yet."""
+    """Nothing has been sent yet."""
     is_whole: bool = False
-    """Everything was, once."""
+    """Everything has been sent once."""
     is_due: bool = False
-    """Something is to be sent, if only the list of brokers."""
+    """Something must be sent, if only the list of brokers."""
 
 
 class OwnersFeed:
@@ -76,7 +75,7 @@ class OwnersFeed:
         return connection in self._links
 
     def add(self, connection: Connected) -> None:
-        """The connection carries nothing else. ``tell`` begins."""
+        """Add a connection that carries nothing else. ``tell`` starts it."""
         self._links[connection] = _Link()
 
     def discard(self, connection: Connected) -> None:
@@ -84,7 +83,7 @@ class OwnersFeed:
         self._links.pop(connection, None)
 
     def tell(self, connection: Connected) -> None:
-        """Tell it everything, and what changes from now on."""
+        """Send everything, and from now on the changes."""
         if not self._source.is_current:
             self._cut_off()
             return
@@ -92,7 +91,7 @@ class OwnersFeed:
         self._soon(0.0)
 
     def changed(self, namespaces: Collection[str] | None) -> None:
-        """Owners in these namespaces changed, or the brokers, or whether this broker knows of changes.
+        """Owners in these namespaces changed, or the brokers, or ``is_current``.
 
         :param namespaces: None: perhaps all of them.
         """

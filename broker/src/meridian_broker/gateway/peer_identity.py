@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This broker's identity among the regions, and its proof of it to another one (see ``wire.peer_proof``)."""
+"""This broker's identity among the regions, and how it proves it (see ``wire.peer_proof``)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits on connections whose client is not identified yet: a fixed number of places, in total and per address.
 
-A new connection that finds no free place takes the place of the one that has been idle for longest: of its own address
-if that address has reached its limit. So holding connections open keeps nobody else out, and an address that opens many
-drops its own first. A new connection is refused only if every other one is busy.
-"""
+A new connection that finds no free place takes that of the longest-idle one, of its own address if that address has
+reached its limit. So holding connections open keeps nobody else out, and an address that opens many displaces its own
+first. A new connection is refused only if all the others are busy."""
 
 from __future__ import annotations
 

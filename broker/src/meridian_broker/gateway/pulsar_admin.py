@@ -24,17 +24,17 @@ from meridian_broker.wire.pulsar.topic_name import in_path
 TIMEOUT: Final = 10.0
 """Seconds for one request."""
 TOGETHER: Final = 8
-"""Questions about deduplication at a time: all topics that are linked anew ask."""
+"""Concurrent deduplication queries: after a reconnect every topic sends one."""
 ANSWER_MAX: Final = 1 << 16
 """Bytes of an answer that are read."""
 REASON_MAX: Final = 200
 
 
 class PulsarAdmin:
-    """Requests to all such regions."""
+    """Requests to all regions of Apache Pulsar."""
 
     def __init__(self, resolve: Resolver, token: Callable[[], bytes] | None, tls: ContextSource | None) -> None:
-        """:param token: returns the token to show, may raise ``OSError``; None: there is none."""
+        """:param token: returns the token to send, may raise ``OSError``; None: send none."""
         self._resolve = resolve
         self._token = token
         self._tls = tls
@@ -43,7 +43,7 @@ class PulsarAdmin:
     async def ensure_partitions(self, region: str, topic: str, partitions: int) -> None:
         """Raise the number of partitions of ``topic`` (a partitioned topic's own name) in ``region`` to at least this.
 
-        :raises RemoteAdminFailed: the region cannot be asked, or refuses.
+        :raises RemoteAdminFailed: the region cannot be reached, or refuses.
         """
         url = f"{self._base(region)}/{in_path(topic)}/partitions"
         async with self._session(url) as session:
@@ -53,14 +53,14 @@ class PulsarAdmin:
         """Whether deduplication is on there for a topic, not a partition; None: the region does not say, or the topic
         is one of Pulsar's own, such as ``__change_events``, which it never deduplicates.
 
-        :raises RemoteAdminFailed: the region cannot be asked.
+        :raises RemoteAdminFailed: the region cannot be reached.
         """
         if topic.rpartition("/")[2].startswith("__"):
             return None
         base = self._base(region)
         places = in_path(topic), f"namespaces/{in_path(topic).partition('/')[2].rpartition('/')[0]}"
         questions = f"{base}/{places[0]}/deduplicationEnabled?applied=true", f"{base}/{places[1]}/deduplication"
-        for url in questions:  # a region may have no policies of topics
+        for url in questions:  # a region may not support topic policies
             async with self._asking, self._session(url) as session:
                 status, body = await self._ask(session, "GET", url, None)
             if status == 200 and body.strip() in ("true", "false"):
@@ -78,7 +78,7 @@ class PulsarAdmin:
 
     @asynccontextmanager
     async def _session(self, url: str) -> AsyncIterator[aiohttp.ClientSession]:
-        """:raises RemoteAdminFailed: what is done in it fails."""
+        """:raises RemoteAdminFailed: a request in it fails."""
         try:
             headers = {} if self._token is None else {"Authorization": f"Bearer {self._token().decode()}"}
             timeout = aiohttp.ClientTimeout(total=TIMEOUT)
@@ -102,7 +102,7 @@ class PulsarAdmin:
             if status == 200 and _count(body) >= partitions:
                 return
             raise RemoteAdminFailed(
-                f"{region} has {topic} with {_count(body)} partitions, and here it has {partitions}: make them equal"
+                f"{region} has {topic} with {_count(body)} partitions, this region with {partitions}: make them equal"
             )
         if status >= 300:
             raise RemoteAdminFailed(

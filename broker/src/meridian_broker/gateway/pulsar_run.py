@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One running replicator to a region of Apache Pulsar: as in ``replicator_run.py``, but as Pulsar's own replicators
-connect to each other."""
+"""One running replicator to a region of Apache Pulsar: like ``replicator_run.py``, but it connects as Pulsar's own
+replicators do."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class PulsarRun(ReplicatorRun):
         connection = await self.place.serving(source.name)
         if connection.peer_version:
             raise RequestRefused(
-                pb.NotAllowedError, f"{connection.url} is a Meridian broker: give {region} the kind meridian"
+                pb.NotAllowedError, f"{connection.url} is a Meridian broker: set the kind of {region} to meridian"
             )
         self._ended = None
         self._epoch += 1
@@ -106,22 +106,22 @@ class PulsarRun(ReplicatorRun):
             await self._close_producer(connection, opened.producer_id)
 
     async def _look_for_repeats(self, names_sources: bool) -> None:
-        """Warn, once for the topic, if the region stores again what is sent again (R32)."""
+        """Warn, once per topic, if the region stores resent messages twice (R32)."""
         base, region, warning = partitioned_topic(self._source.name), self.place.region, ""
         if not names_sources:
             warning = (
-                f"{region} runs an Apache Pulsar that does not know messages by their source positions, so some that "
-                "are sent again after a failure may be stored twice there: run 4.0.3, 3.0.10 or newer"
+                f"{region} runs an Apache Pulsar that does not identify messages by their source positions, so "
+                "messages resent after a failure may be stored twice there: run 4.0.3, 3.0.10 or newer"
             )
         else:
             try:
                 is_dropping = await self._pulsar_admin.drops_repeats(region, base)
             except RemoteAdminFailed as error:
-                logger.debug("%s: whether deduplication is on is not known: %s", self._task.get_name(), error)
+                logger.debug("%s: cannot tell whether deduplication is on: %s", self._task.get_name(), error)
                 return
             if is_dropping is False:
                 warning = (
-                    f"deduplication is off in {region} for {base}, so messages that are sent again after a failure are "
+                    f"deduplication is off in {region} for {base}, so messages resent after a failure are "
                     "stored twice there: pulsar-admin namespaces set-deduplication --enable TENANT/NAMESPACE"
                 )
         if warning and not self._core.warning:

@@ -19,17 +19,17 @@ from meridian_broker.wire.peer_proof import NotProven
 from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Call, Caller, Signed
 
 CONNECT_SECONDS: Final = 4.0
-"""How long another region may take to accept a connection: TCP tries three times within it. Where a network loses every
-packet there is no answer at all, and our own caller waits for that long."""
+"""How long another region may take to accept a connection: TCP tries three times within it. If the network loses every
+packet, there is no answer at all, and our own caller waits this long."""
 ANSWER_MAX: Final = 64 << 20
 """Limit on an answer in bytes. It is read before its sender is verified."""
 UNAUTHORIZED: Final = 401
 REDIRECT: Final = 307
 """Another broker of the region serves the topic. The body is the URL: unlike headers, it is covered by the proof."""
 REDIRECTS_MAX: Final = 5
-"""A topic that changes hands meanwhile is followed."""
+"""Redirects to follow, as the owner of a topic may change meanwhile."""
 CALLERS_MAX: Final = 1000
-"""Addresses that are remembered as greeted."""
+"""Callers to remember, one per region and address."""
 REASON_MAX: Final = 200
 
 Resolver = Callable[[str], "tuple[str, str | None] | None"]
@@ -56,7 +56,7 @@ class RegionCalls:
         self._tls = tls
         self._now_ms = now_ms
         self._callers: dict[tuple[str, str], Caller] = {}
-        """By region and address."""
+        """Keyed by region and address."""
 
     async def ask(
         self, region: str, method: str, path: str, body: object = None, *, seconds: float
@@ -80,7 +80,7 @@ class RegionCalls:
     async def ask_at(
         self, region: str, address: str, method: str, path: str, data: bytes, *, seconds: float
     ) -> tuple[int, bytes]:
-        """The same, of brokers at an address: in another region, or in this one.
+        """As ``ask``, but to brokers at an address: of another region, or of this one.
 
         :raises CallFailed: as ``ask``.
         """
@@ -104,10 +104,10 @@ class RegionCalls:
             if status != REDIRECT:
                 return status, said
             url = URL(said.decode(), encoded=True)
-        raise NotProven("redirects in a circle: ownership is changing")
+        raise NotProven("redirect loop: ownership is changing")
 
     def _caller(self, region: str, url: URL) -> Caller:
-        """Each broker of a region greets for itself."""
+        """The caller for a broker: handshakes are per broker."""
         key = (region, str(url.origin()))
         caller = self._callers.get(key)
         if caller is None:
@@ -129,7 +129,7 @@ class RegionCalls:
 
             status, headers, body = await talk.say(call.method, url, call.body, sign)
             if status == UNAUTHORIZED and not last:
-                caller.forget()  # it restarted, one of the two was suspended, or its secret was changed
+                caller.forget()  # it restarted, either side was suspended, or its secret changed
                 continue
             caller.check(signed[-1], status, body, headers.get(PROOF_HEADER, ""))
             return status, body
@@ -176,7 +176,7 @@ class _Talk:
     async def say(
         self, method: str, url: URL, body: bytes, sign: Callable[[bytes], str]
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """One request, one answer. :param sign: returns the header for a connection with that binding."""
+        """Send one request. :param sign: returns the header for a connection with that binding."""
         self._sign = sign
         headers = {"Content-Type": "application/json"} if body else {}
         async with self._session.request(

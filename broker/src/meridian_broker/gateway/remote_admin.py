@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replicator's requests to another region's admin API: it must have as many partitions of a topic as this region.
+"""A replicator's requests to another region's admin API: a topic there needs as many partitions as here.
 
 The count only ever grows (R41: counts merge by max), so a region with more is left alone. It ends with the topic, so
-each request names the last deletion that this region knows of (R8): what the remote had before it does not count.
-"""
+each request names the last deletion that this region knows of (R8): partitions from before it do not count."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class _Known(NamedTuple):
     """A topic's number of partitions in a region, or the number it should have."""
 
     connection: object
-    """The record is valid as long as this connection."""
+    """The record is valid while this connection lasts."""
     incarnation: str
     partitions: int
 
@@ -55,8 +54,8 @@ class OtherKindThere(RemoteAdminFailed):
 
 
 class RemoteAdmin:
-    """Asks once per (region, topic, count), however many partitions start at the same time, over one connection: a
-    region that comes back may have been restored from an older copy."""
+    """Asks once per (region, topic, count), however many partitions start at the same time, over one connection. A new
+    connection asks again: a region that comes back may have been restored from an older copy."""
 
     def __init__(self, calls: RegionCalls) -> None:
         self._calls = calls
@@ -80,7 +79,7 @@ class RemoteAdmin:
         :param connection: cached counts are valid as long as this connection to the region.
         :raises OtherKindThere: the remote keeps a topic without partitions.
         :raises OtherDeletion: the remote knows of a later deletion.
-        :raises RemoteAdminFailed: the remote cannot be asked, or refuses.
+        :raises RemoteAdminFailed: the remote cannot be reached, or refuses.
         """
         key = (region, topic)
         wanted = _Known(connection, incarnation, partitions)

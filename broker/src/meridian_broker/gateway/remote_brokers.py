@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.client_options import ClientOptions
 
 READERS: Final = 4
-"""Replicators to one region that read the log at the same time; each holds up to one mebibyte while it reads."""
+"""Replicators to one region that read the log at the same time; each holds up to 1 MiB meanwhile."""
 
 
 class RemoteBrokers:

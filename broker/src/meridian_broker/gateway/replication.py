@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the replicators, and asks other regions for entries.
+"""Runs the replicators, and requests entries from other regions.
 
 One task per (topic, remote), ``gateway/replicator_run.py``; ``replication.replicator`` decides what to send and which
 answers to accept. All replicators to a region share one connection per broker there; only a few of them read at a
@@ -41,16 +41,16 @@ REFUSED: Final[dict[int, type[PeerAway]]] = {pb.NotAllowedError: NotWanted, pb.T
 LAST_DELAY: Final = 5.0
 """Seconds between attempts of a replicator that is refused repeatedly."""
 UP_SECONDS: Final = 1.0
-"""Longest wait for a link that is not up: a region that has just started, or that we have just lost, may be there."""
+"""Longest wait for a link that is down: the region may have just started, or the link may have just been lost."""
 ASK_SECONDS: Final = 5.0
-"""Longest wait for entries that another region is asked for. Producers of a topic wait for its first answers."""
+"""Longest wait for entries requested from another region. Producers of a topic wait for its first answers."""
 
 
 class PulsarRegions(NamedTuple):
     """How regions that run Apache Pulsar are reached."""
 
     has: Callable[[str], bool]
-    """Whether a region is one of them."""
+    """Whether a region runs Apache Pulsar."""
     options: ClientOptions
     """From ``client_options.pulsar_options``."""
     admin: PulsarAdmin
@@ -76,7 +76,7 @@ class ReplicatorRunner:
         :param resolve: region -> (service URL, admin URL), asked at each attempt.
         :param options: from ``client_options.peer_options``.
         :param calls: to the remotes' admin REST.
-        :param pulsar: those that run Apache Pulsar.
+        :param pulsar: the remotes that run Apache Pulsar.
         """
         self._resolve = resolve
         self._options = options
@@ -133,7 +133,7 @@ class ReplicatorRunner:
         return self._spawn(self._end(ending))
 
     def set_regions(self, regions: Iterable[str]) -> None:
-        """Regions that may be asked, whether or not a topic is replicated there."""
+        """Set the regions that may be asked for entries, whether or not a topic is replicated there."""
         wanted = frozenset(regions)
         for region in wanted - self._linked:
             self._used(region)
@@ -146,16 +146,16 @@ class ReplicatorRunner:
         return self._linked
 
     def is_reachable(self, region: str) -> bool:
-        """Whether it is not known to be unreachable: there is a connection, or the first one is being opened."""
+        """Whether the region is not known to be unreachable: connected, or still connecting for the first time."""
         place = self._remotes.get(region)
         return place is not None and (place.link.connection is not None or place.link.problem is None)
 
     async def ask(self, region: str, want: Want) -> Found:
-        """``topics.backfill.Peers``. :raises PeerAway: the region cannot be reached, or does not know."""
+        """``topics.backfill.Peers``. :raises PeerAway: the region cannot be reached, or does not have them."""
         place = self._remotes.get(region)
         if place is None or not self.is_reachable(region):
             problem = None if place is None else place.link.problem
-            raise PeerAway(f"{region} cannot be asked for entries of {want.origin}: {problem or 'no connection'}")
+            raise PeerAway(f"{region} cannot be asked for entries of {want.origin}: {problem or 'not connected'}")
         asked = peer_pb2.EntriesWanted(
             request_id=0,
             region=self._region,
@@ -193,7 +193,7 @@ class ReplicatorRunner:
         """
         place = self._remotes.get(region)
         if place is None or not self.is_reachable(region):
-            raise PeerAway(f"{region} cannot be asked for a schema of {topic}")
+            raise PeerAway(f"{region} cannot be asked for a schema of {topic}: not connected")
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 connection = await place.link.ready()
@@ -237,13 +237,13 @@ class ReplicatorRunner:
         return Feed(status.confirmed, EARLIEST, status.backlog, held, remote_last=run.remote_last)
 
     def skip(self, topic_name: str, remote: str, skipped: Skipped) -> None:
-        """Continue behind the range skipped for the remote; no effect without a replicator."""
+        """Continue after the range skipped for the remote; no effect without a replicator."""
         run = self._running.get(topic_name, {}).get(remote)
         if run is not None:
             run.skip(skipped)
 
     def status(self, topic_name: str) -> dict[str, ReplicatorStatus]:
-        """By remote region."""
+        """Status by remote region."""
         return {remote: run.status() for remote, run in self._running.get(topic_name, {}).items()}
 
     def is_sending(self, topic_name: str, remote: str) -> bool:
@@ -302,7 +302,7 @@ class ReplicatorRunner:
 
 
 async def _entries(place: RemoteBrokers, asked: peer_pb2.EntriesWanted) -> peer_pb2.EntriesFound:
-    """The answer of the broker that serves the topic: in most regions the only one."""
+    """The answer of the broker that serves the topic, in most regions the only broker."""
     connection = await place.link.ready()
     try:
         answer: peer_pb2.EntriesFound = await connection.request(pb.BaseCommand.ENTRIES_WANTED, asked)

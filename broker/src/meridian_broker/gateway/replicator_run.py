@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One running replicator: a task that connects, prepares the remote topic, opens the producer, then reads and sends
-until something ends that; then it starts again."""
+until something ends that, and starts over."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ReplicatorRun:
         self._nudged = asyncio.Event()
         self._blocked = False
         self._receipts = False
-        self._ended: str | None = None  # why the producer is gone
+        self._ended: str | None = None  # why the producer ended
         self._epoch = 0
         self._throttle = Throttle(source.replication_rate, now_ms())
         self._told = EARLIEST
@@ -88,7 +88,7 @@ class ReplicatorRun:
         self._nudged.set()
 
     def skip(self, skipped: Skipped) -> None:
-        """Continue behind the range that an operator skipped, with a new producer."""
+        """Continue after the range that an operator skipped, with a new producer."""
         is_sending = self._core.state is State.STARTED
         self._core.skip(skipped)
         self._tell_source()
@@ -98,7 +98,7 @@ class ReplicatorRun:
 
     @property
     def is_sending(self) -> bool:
-        """Whether there is a producer, and nothing keeps it from sending."""
+        """Whether there is a producer, and nothing prevents it from sending."""
         return self._core.state is State.STARTED
 
     @property
@@ -158,7 +158,7 @@ class ReplicatorRun:
                 except (ClientError, LedgerError) as error:
                     reason = str(error)
                 except Exception as error:
-                    logger.exception("%s: the replicator failed; it starts again", self._task.get_name())
+                    logger.exception("%s: the replicator failed and restarts", self._task.get_name())
                     reason = repr(error)
                 if reason is not None and reason != self._core.last_error:
                     logger.warning("%s: %s", self._task.get_name(), reason)
@@ -199,7 +199,7 @@ class ReplicatorRun:
                     connection=connection,
                 )
             except OtherDeletion:
-                pass  # the answer to PRODUCER says which one
+                pass  # the answer to PRODUCER names that deletion
         self._ended = None
         self._epoch += 1
         told = peer_pb2.ReplicationSource(region=source.region, incarnation=self._core.incarnation)
@@ -242,7 +242,7 @@ class ReplicatorRun:
             async with asyncio.timeout(CLOSE_PATIENCE):
                 await connection.close_producer(producer_id)
         except (ClientError, TimeoutError):
-            pass  # it is gone either way, and the next one takes its place
+            pass  # it is lost either way, and the next one replaces it
 
     async def _stream(self, connection: PulsarClientConnection) -> None:
         """Read and send until the producer is closed or the core stops."""
@@ -277,7 +277,7 @@ class ReplicatorRun:
                 await wake.wait()
 
     async def _keep_rate(self) -> int:
-        """Wait while more was sent than the topic's rate allows; returns how many entries may be read then."""
+        """Wait until the topic's rate allows sending; returns how many entries may be read then."""
         while True:
             now_ms, rate = self._now_ms(), self._source.replication_rate
             if rate != self._throttle.rate:
@@ -293,7 +293,7 @@ class ReplicatorRun:
     async def _learn_schema(self, connection: PulsarClientConnection, version: bytes) -> None:
         """Register a schema with the remote, and learn its number there (R41)."""
         schema = await self._source.schema_for(version)
-        if schema is None:  # unknown here as well: the number has no meaning, so it stays as it is
+        if schema is None:  # unknown here, too: the number has no meaning and is kept
             self._core.schema_known(version, version)
             return
         try:

@@ -29,12 +29,12 @@ PENDING: Final = 1000
 RECEIVER_QUEUE: Final = 1000
 """Messages prefetched."""
 LARGEST: Final = 64 * 1024 * 1024
-"""Bytes of a decompressed payload at most: a few kilobytes on the wire could stand for gigabytes."""
+"""Bytes of a decompressed payload at most: a few kilobytes on the wire could expand to gigabytes."""
 _U32: Final = struct.Struct(">I")
 
 
 class UnreadablePayload(ClientError):
-    """The message is compressed in a way, or encrypted, that these small programs do not read."""
+    """The message is encrypted, or compressed in a way that these small programs do not support."""
 
 
 class Received(NamedTuple):
@@ -100,7 +100,7 @@ class Producer:
         replicate_to: Sequence[str] = (),
         schema_version: bytes | None = None,
     ) -> asyncio.Future[Position]:
-        """Send one message; waits for room. The future has its position, or why it was not stored.
+        """Send one message; waits for room. The future returns its position, or raises why it was not stored.
 
         :param replicate_to: only to these regions; empty: to all.
         """

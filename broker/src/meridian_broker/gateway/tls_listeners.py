@@ -2,10 +2,9 @@
 """TLS listeners with a limit on handshakes in progress.
 
 A connection counts against the limits of its protocol once its handshake is over: asyncio's own TLS server reports it
-only then. A client that never finishes would cost a file descriptor and OpenSSL's buffers, any number of times. So
-connections are accepted here and take a place before the handshake begins. When no place is free, the oldest handshake
-of the address is closed, or the oldest of all: those that make progress take milliseconds.
-"""
+only then. Clients that never finish could hold any number of file descriptors and OpenSSL buffers. So connections are
+accepted here and take a place before the handshake begins. When no place is free, the oldest handshake of the address
+is closed, or the oldest of all: a healthy one takes milliseconds."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class TlsListeners:
     """The TLS listeners of one process. ``listen`` as often as needed, then ``await close()``."""
 
     def __init__(self, context: ssl.SSLContext, places: Places) -> None:
-        """:param places: for the handshakes under way at all listeners."""
+        """:param places: limits for handshakes in progress, over all listeners."""
         self._context = context
         self._hall = Hall(places, time.monotonic, "TLS handshakes under way")
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -60,7 +59,7 @@ class TlsListeners:
         return TlsListener(self, protocol, sockets, backlog)
 
     def begin(self, protocol: Callable[[], asyncio.Protocol], connection: socket.socket, address: str) -> None:
-        """The handshake of a new connection."""
+        """Begin the handshake of a new connection."""
         handshake = _Handshake(connection, address)
         task = handshake.task = asyncio.get_running_loop().create_task(
             handshake.shake(protocol, self._context), name="a TLS handshake"
@@ -79,7 +78,7 @@ class TlsListeners:
             task.cancel()
 
     async def close(self) -> None:
-        """End the handshakes under way, once the listeners are closed."""
+        """End the handshakes in progress, once the listeners are closed."""
         for task in tuple(self._handshakes):
             task.cancel()
         if self._handshakes:
@@ -118,7 +117,7 @@ class _Handshake:
 
 
 class TlsListener:
-    """One address; used like ``asyncio.Server``."""
+    """The listener of one address; used like ``asyncio.Server``."""
 
     def __init__(
         self,

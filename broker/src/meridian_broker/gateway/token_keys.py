@@ -2,8 +2,8 @@
 """Keys that verify and sign tokens: secret keys (HS256 and longer), and pairs of RSA or elliptic-curve keys, of which
 brokers hold the public half.
 
-A key is bound to one family of algorithms when it is read. A token's algorithm only
-selects among the keys of that family, so a public key, which anyone may know, never serves as a secret.
+A key is bound to one family of algorithms when it is read. A token's algorithm only selects among the keys of that
+family, so a public key, which anyone may know, never serves as a secret.
 
 A setting names one file, or a directory with several while keys are replaced. In a directory a file's name without its
 suffix is the key's id, which tokens may name (``kid``, RFC 7515).
@@ -72,7 +72,7 @@ def read_secret_key(path: Path) -> bytes:
         HMACAlgorithm(HMACAlgorithm.SHA256).prepare_key(key)
     except InvalidKeyError:
         raise BadKey(
-            f"tokenSecretKey: {path} holds a public or private key, or one in JSON: public keys belong to "
+            f"tokenSecretKey: {path} holds a public or private key, or a key in JSON: public keys belong to "
             "tokenPublicKey; `meridian tokens create-secret-key` creates a secret key"
         ) from None
     return key

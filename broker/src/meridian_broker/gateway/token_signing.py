@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making keys, and tokens that are signed with them. Brokers do neither."""
+"""Creates keys, and tokens signed with them. Brokers do neither."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def make_token(
     """A token for a role.
 
     :param expires: in seconds since 1970; None: never.
-    :param lifetime: seconds for which it is valid, for those who renew it or watch that somebody does.
+    :param lifetime: seconds for which it is valid, for those who renew it or monitor its renewal.
     :param regions: regions in which it is valid; empty: all.
     :param scope: limits the token to this scope; None: everything that its role may do.
     """

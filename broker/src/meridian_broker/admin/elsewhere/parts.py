@@ -2,9 +2,8 @@
 """Requests that several brokers of the region must serve: about all partitions of a topic, or a whole namespace.
 
 The broker that gets such a request finds the owner of each part, asks it with the client's own credentials, a few at a
-time, and combines the answers. A request of another region's broker it passes on as a broker of its own region. If only
-some parts succeeded, the answer says which did not, why, and whether to repeat the request as it is.
-"""
+time, and combines the answers. It passes on a request of another region's broker as a broker of its own region. If only
+some parts succeeded, the answer says which did not, why, and whether to repeat the request as it is."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ AT_ONCE: Final = 16
 SHOWN: Final = 3
 """How many failed parts the answer names."""
 NOTHING_THERE: Final = (404, 409)
-"""This part has nothing to do, if other parts had: it has no such subscription, or no backlog."""
+"""Ignored if other parts succeeded: this part has no such subscription, or no backlog."""
 
 
 class Part(NamedTuple):
@@ -65,7 +64,7 @@ async def ask_each(request: web.Request, parts: Iterable[Part]) -> list[Said]:
     assert calls is not None, "this broker is the only one of its region"
 
     async def ask(url: str, part: Part) -> tuple[int, bytes]:
-        if ADMITTED in request:  # the proof of another region's request is worth nothing for another request
+        if ADMITTED in request:  # a proof is valid for one request only
             return await admin.calls.ask_at(admin.region, url, part.method, part.path, part.body, seconds=SECONDS)
         authorization = request.headers.get("Authorization")
         return await calls.ask(url, part.method, part.path, part.body, authorization, seconds=SECONDS)

@@ -50,8 +50,8 @@ async def topic_objections(admin: AdminState, topic: str, others: Collection[str
 
 
 async def split_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
-    """Why a topic may not be deleted: other regions use its name for a partitioned topic and this one does not, or the
-    other way round.
+    """Why a topic may not be deleted: other regions use its name for a partitioned topic and this one does not, or vice
+    versa.
 
     :param path: of the request that deletes it.
     """

@@ -35,7 +35,7 @@ from meridian_broker.topics.topic import Topic
 
 Json = dict[str, Any]
 HOLES_KEPT: Final = 10_000
-"""Ranges of one cursor; those beyond are not shown, which hides no loss that another region's evidence would show."""
+"""Ranges shown per cursor. Leaving out the rest hides no loss that another region's evidence would show."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ def capture_topic(state: AdminState, topic: Topic) -> Captured:
 
 
 def _told(topic: Topic) -> list[list[str]]:
-    """Of each subscription in snapshot mode: a line that names it, and one for each origin."""
+    """For each subscription in snapshot mode, a line that names it, and one for each origin."""
     if not isinstance(topic.snapshots, TopicSnapshots):
         return []
     lines = []
@@ -134,7 +134,7 @@ async def capture_subscription(captured: Captured, subscription: Subscription) -
 
 
 async def _stands(subscription: Subscription) -> tuple[ViewReading | None, Backlog]:
-    """Where a subscription stands, and how it has read for as long as it took to find out."""
+    """A subscription's backlog, and how it reads, unchanged while the backlog was determined."""
     while True:
         reading = subscription.cursor.compacted
         stands = await backlog_of(subscription, HOLES_KEPT)
@@ -143,8 +143,8 @@ async def _stands(subscription: Subscription) -> tuple[ViewReading | None, Backl
 
 
 def capture_view(captured: Captured, topic: Topic) -> None:
-    """Add the compacted view, after the subscriptions: no later view contains entries that their cursors passed for
-    it."""
+    """Add the compacted view after the subscriptions: no later view contains entries that their cursors passed because
+    of it."""
     view = topic.compaction.view
     if view is None:
         return
@@ -155,7 +155,7 @@ def capture_view(captured: Captured, topic: Topic) -> None:
 
 
 def durable_ends(log: TopicLog, record: TopicRecord) -> tuple[Position, Mapping[str, Position]]:
-    """The last own entry and the last entry of every other region, of those that are durable here.
+    """The last durable entry of this region and of each other region.
 
     The log's own numbers include entries that are still being written.
     """
@@ -186,7 +186,7 @@ def trimmed_to(log: TopicLog) -> Position:
 
 
 def trimmed_origins(region: str, log: TopicLog) -> dict[str, Position]:
-    """Per origin, the last of its entries that was trimmed. Earlier ones may still be here: they came late."""
+    """Per origin, the last of its entries that was trimmed. Earlier ones that came late may still be here."""
     spans = log.spans()
     if spans:
         ends = {region: spans[0].own_before, **spans[0].origins_before}
@@ -222,7 +222,7 @@ class SnapshotWriter:
         self._planner = Planner()
 
     def add(self, captured: Captured, changes: Iterable[Change]) -> None:
-        """One topic; topics come in the order of their names, in a region of several brokers bundle by bundle."""
+        """Add a topic; topics come in the order of their names, in a region of several brokers bundle by bundle."""
         subscriptions = [
             {key: _text(value) if isinstance(value, bytes) else _bits(value) for key, value in one.items()}
             for one in captured.subscriptions
@@ -258,7 +258,7 @@ class SnapshotWriter:
         tombstones: Iterable[tuple[str, Record]],
         is_shared: Callable[[str], bool],
     ) -> dict[str, int]:
-        """The trailing line. Says how many partitions each table has.
+        """Write the trailing line. Returns how many partitions each table has.
 
         :param region: this one, which may have no topic.
         :param values: as they are stored.
@@ -294,7 +294,7 @@ class SnapshotWriter:
 
 
 def _ack_log(changes: Iterable[Change], wanted: set[str]) -> list[Json]:
-    """The acks of replicated subscriptions as they were received; those of an earlier subscription of that name not."""
+    """The acks of replicated subscriptions as received, without those of an earlier subscription of that name."""
     log: dict[str, list[Json]] = {}
     for kind, name, time_ms, payload in changes:
         if kind is Kind.REMOVED or (kind is Kind.SUBSCRIPTION and decode_record(payload).is_gone):

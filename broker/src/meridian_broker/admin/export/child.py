@@ -196,9 +196,9 @@ def _export(options: argparse.Namespace) -> None:
     plan = read_plan(options.snapshot_file)
     count = plan.partitions()[options.table]
     if options.partition >= count:
-        raise UsageError(f"table {options.table} has {count} partitions, there is no number {options.partition}")
+        raise UsageError(f"table {options.table} has {count} partitions: there is no number {options.partition}")
     schema = SCHEMAS[options.table]
-    # Rows come by the ten thousand and form no cycles: looking for some would cost a fifth of the time.
+    # Rows come by the ten thousand and form no cycles: searching for them would cost a fifth of the time.
     gc.disable()
     compressed = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(pa.PythonFile(sys.stdout.buffer, mode="w"), schema, options=compressed) as writer:
@@ -256,7 +256,7 @@ def _encoded(schema: Any, rows: Iterable[Row]) -> Any:
 
 
 def _fitting(value: Any) -> Any:
-    """The nearest value that a column has room for: one row that says nonsense must not hide all behind it."""
+    """The nearest value that fits the column: one nonsensical row must not hide all rows after it."""
     if isinstance(value, int):
         return min(max(value, -(1 << 63)), (1 << 63) - 1)
     if isinstance(value, dict):

@@ -42,7 +42,7 @@ ATTEMPTS: Final = 3
 
 
 class Names:
-    """The topics that a request means, by where they are in the hash ranges of their namespaces.
+    """The topics that a request selects, by their places in the hash ranges of their namespaces.
 
     They are kept in stripes of that range, so a bundle's are found without going through all or sorting all at once.
     """
@@ -71,19 +71,19 @@ class Names:
 
     @property
     def namespaces(self) -> list[str]:
-        """Those that have such topics."""
+        """The namespaces that have such topics."""
         return list(self._stripes)
 
     def every(self) -> list[str]:
-        """All of them, sorted."""
+        """All the topics, sorted."""
         return sorted(name for some in self._stripes.values() for stripe in some.values() for _, name in stripe)
 
     def within(self, bundle: Bundle) -> list[str]:
-        """Those of a bundle, sorted."""
+        """The topics of a bundle, sorted."""
         return sorted(self._in(bundle))
 
     def has(self, bundle: Bundle) -> bool:
-        """Whether any are in it."""
+        """Whether any topic is in the bundle."""
         return any(True for _ in self._in(bundle))
 
     def _in(self, bundle: Bundle) -> Iterator[str]:
@@ -108,12 +108,12 @@ class Copying:
         return cls(state, path, await asyncio.to_thread(SnapshotWriter, path))
 
     async def topics(self, names: Iterable[str]) -> None:
-        """Add topics, as far as they can be read."""
+        """Add those of these topics that can be read."""
         for name in names:
             await self._topic(name)
 
     async def bundle(self, bundle: Bundle, names: Iterable[str]) -> bool:
-        """Add the topics of a bundle. False: this broker does not own it, or not all the time; nothing was added."""
+        """Add the topics of a bundle. False: this broker did not own it throughout; nothing was added."""
         owner = self._state.owner
         if owner is None or (term := owner.term(bundle)) is None:
             return False
@@ -132,13 +132,13 @@ class Copying:
         values, deleted = [], []
         if with_metadata:
             store, stones = self._state.sharing.store, paths.TOMBSTONES
-            values = await store.scan(keys.GEO)  # first: what is deleted in between is a tombstone then
+            values = await store.scan(keys.GEO)  # first: what is deleted in between then has a tombstone
             deleted = [(path.removeprefix(stones), record) for path, record in await store.scan(stones + "/")]
         is_shared = self._state.sharing.choice.is_synced
         return await asyncio.to_thread(self._writer.finish, self._state.region, values, deleted, is_shared)
 
     async def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file: nothing more is written."""
         await asyncio.to_thread(self._writer.close)
 
     def abandon(self) -> None:

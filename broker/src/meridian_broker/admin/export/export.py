@@ -44,18 +44,18 @@ LIFE_MS: Final = 600_000
 SNAPSHOTS_MAX: Final = 8
 CHILDREN_MAX: Final = 2
 WAITING_MAX: Final = 64
-"""Requests that wait for a child; further ones are sent away."""
+"""Requests that wait for a child; further ones are refused."""
 PARTS_MAX: Final = 32
 """Parts of other brokers' snapshots: several of one snapshot, if bundles moved while it was taken."""
 PART_LONGER_MS: Final = 120_000
-"""By how much a part outlives ``LIFE_MS``: it is taken earlier than its snapshot, and ends with it."""
+"""How much longer than ``LIFE_MS`` a part lives: it is taken before its snapshot, and ends with it."""
 CHUNK: Final = 1 << 16
 STDERR_KEPT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One that can be read."""
+    """A snapshot that can be read."""
 
     path: Path
     taken_ms: int
@@ -64,9 +64,9 @@ class Snapshot:
     """The partitions that this broker has."""
     ledgers: tuple[int, ...]
     parts: tuple[Part, ...] = ()
-    """The partitions that other brokers have come after these, in this order."""
+    """Other brokers' partitions, numbered after this broker's, in this order."""
     authorization: str | None = None
-    """With what the parts were asked for, and are released."""
+    """The ``Authorization`` with which parts are requested and released."""
     is_part: bool = False
 
     @property
@@ -93,13 +93,13 @@ class Exports:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._taking = asyncio.Lock()
         self._taking_part = asyncio.Lock()
-        """Another one: two brokers may ask each other for parts at the same time."""
+        """A lock of its own: two brokers may ask each other for parts at the same time."""
         self._children = asyncio.Semaphore(CHILDREN_MAX)
         self._waiting = 0
         self._relays = Relays()
         self._running: set[asyncio.subprocess.Process] = set()
         self._releasing: set[asyncio.Task[None]] = set()
-        shutil.rmtree(self._directory, ignore_errors=True)  # of the process before this one
+        shutil.rmtree(self._directory, ignore_errors=True)  # of the previous process
 
     @property
     def count(self) -> int:
@@ -149,7 +149,7 @@ class Exports:
         wanted, bundles = topic_filter(topics), sorted(set(bundles))
         async with self._taking_part:
             taken_ms = _now_ms()
-            known = set(self._state.catalog.known_namespaces())  # it cannot open the topics of others, not yet
+            known = set(self._state.catalog.known_namespaces())  # it cannot open topics of others yet
             here = [bundle for bundle in bundles if bundle.namespace in known]
             names = await Names.listed(self._state, wanted, sorted({bundle.namespace for bundle in here}))
             copying = await Copying.begin(self._state, self._path())
@@ -170,7 +170,7 @@ class Exports:
         return self._answer(kept) | {"bundles": [str(bundle) for bundle in had]}
 
     def _path(self) -> Path:
-        """Of a new snapshot. In a region of several brokers its name says which one has it."""
+        """Path of a new snapshot. In a region of several brokers its name says which broker has it."""
         owner = self._state.owner
         return self._directory / f"{'' if owner is None else f'{owner.name}.'}{secrets.token_hex(16)}.jsonl"
 
@@ -211,7 +211,7 @@ class Exports:
         if table not in snapshot.own:
             raise SnapshotGone(f"there is no table {table}, only {', '.join(snapshot.own)}")
         if not 0 <= partition < (count := sum(snapshot.counts(table))):
-            raise SnapshotGone(f"table {table} has {count} partitions, there is no number {partition}")
+            raise SnapshotGone(f"table {table} has {count} partitions: there is no number {partition}")
         return snapshot
 
     def keeper(self, name: str) -> BrokerRecord | None:
@@ -345,7 +345,7 @@ def _now_ms() -> int:
 
 
 async def _last_words(child: asyncio.subprocess.Process) -> str:
-    """The end of the child's standard error."""
+    """The last part of the child's standard error."""
     assert child.stderr is not None
     kept = b""
     while data := await child.stderr.read(STDERR_KEPT):
@@ -354,4 +354,4 @@ async def _last_words(child: asyncio.subprocess.Process) -> str:
 
 
 EXPORTS: Final = web.AppKey("exports", Exports)
-"""Where the admin server keeps those of its broker."""
+"""Where the admin server keeps its broker's exports."""

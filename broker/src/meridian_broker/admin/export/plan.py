@@ -17,7 +17,7 @@ from meridian_broker.positions.position import Position, parse_position
 from meridian_broker.topics.directory.patterns import BadPattern, WholeName
 
 FORMAT: Final = 1
-"""Number of the contract in ``docs/export.md``."""
+"""Version of the contract in ``docs/export.md``."""
 
 TOPIC_TABLES: Final = ("topics", "cursors", "progress", "acks", "dropped", "passed", "compacted", "ranges")
 """Tables made from the topics' lines of the snapshot file."""
@@ -44,7 +44,7 @@ class Stretch:
 
 
 class Planner:
-    """Is given every line of a snapshot file in order, and cuts."""
+    """Gets every line of a snapshot file in order, and cuts it into partitions."""
 
     def __init__(self) -> None:
         self._lines = 0

@@ -21,14 +21,14 @@ class ExportBusy(Refused):
 
 
 class NotWhole(Refused):
-    """Some of the region's topics cannot be exported now: none are."""
+    """Some of the region's topics cannot be exported now, so none are."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(503, reason)
 
 
 class ExportFailed(Refused):
-    """The encoder gave nothing. The message is its last word."""
+    """The encoder produced nothing. The message is its last error output."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(500, reason)

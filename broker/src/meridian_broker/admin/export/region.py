@@ -33,15 +33,16 @@ PART_SECONDS: Final = 30.0
 RELEASE_SECONDS: Final = 5.0
 """The same for the end of a part, which also ends by itself."""
 ROUNDS: Final = 10
-"""How often a bundle is asked for while it moves."""
+"""How often to ask for a bundle that is moving."""
 PATIENCE_SECONDS: Final = 6.0
-"""After this long nobody is asked again. The verifier waits ten seconds, and should hear why there is no snapshot."""
+"""After this time no broker is asked again: the verifier waits ten seconds, and should learn why there is no
+snapshot."""
 PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
-"""Seconds before each further round; the last one counts for all after it."""
+"""Seconds before each further round; the last value applies to all later rounds."""
 BUNDLES_AT_ONCE: Final = 4000
-"""One request names at most so many: it has to fit into a body."""
+"""Limit on bundles that one request names, as it has to fit into a body."""
 PARTITIONS_MAX: Final = 1 << 20
-"""Of one table in one part: more is not believed."""
+"""Limit on partitions of one table in one part; more are not believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,9 @@ class Part:
 
     broker: str
     url: str
-    """Of its admin API."""
+    """Address of its admin API."""
     name: str
-    """Of the snapshot there."""
+    """Name of the snapshot there."""
     partitions: Mapping[str, int]
 
     def path(self, table: str = "") -> str:
@@ -76,9 +77,9 @@ class Collecting:
         self._problems: dict[Bundle, str] = {}
 
     async def collect(self, copying: Copying, names: Names) -> None:
-        """Copy what this broker owns, or nobody, and have the others export the rest.
+        """Copy what this broker or nobody owns, and have the others export the rest.
 
-        :raises NotWhole: a bundle could not be had.
+        :raises NotWhole: a bundle could not be exported.
         :raises MetadataError: the metadata store did not answer.
         """
         wanted: list[Bundle] = []
@@ -112,7 +113,7 @@ class Collecting:
             if self._owner.term(bundle) is not None:
                 return self._owner.name
             view = self._owner.view
-            found = view.owner(bundle) or view.alive(view.wishes.get(bundle, ""))  # it is on its way to that one
+            found = view.owner(bundle) or view.alive(view.wishes.get(bundle, ""))  # it is moving there
             if found is None:
                 return ""
             records[found.broker] = found
@@ -183,7 +184,7 @@ def _part(broker: str, url: str, answer: Mapping[str, Any]) -> Part:
 
 
 def admin_url(broker: BrokerRecord) -> str:
-    """Of a broker of the region. :raises NotWhole: it has none."""
+    """Admin address of a broker of the region. :raises NotWhole: it has none."""
     addresses = Addresses.of(broker.addresses.get("", {}))
     url = addresses.admin_url or addresses.admin_url_tls
     if not url:

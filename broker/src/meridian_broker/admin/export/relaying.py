@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams of other brokers of the region, passed on to clients as fast as these read them: a client may reach only the
-one address that it asks, and needs not know which broker has what."""
+one address that it asks, and need not know which broker has what."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Relays:
 
         :param url: of its admin API.
         :param path: already quoted; may have a query.
-        :raises SnapshotGone: the other broker has no such snapshot, or no more.
+        :raises SnapshotGone: the other broker has no such snapshot, or no longer.
         :raises Refused: it refuses, or cannot be reached, or too many streams are open.
         """
         if self._open >= RELAYS_MAX:

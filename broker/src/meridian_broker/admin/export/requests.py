@@ -20,7 +20,7 @@ async def take(request: web.Request) -> web.Response:
     asked = await body(request, default={}, limit=LARGE_BODY_BYTES)
     topics = asked.get("topics") if isinstance(asked, Mapping) else 0
     if topics is not None and not isinstance(topics, str):
-        raise Invalid('expected the body {"topics": pattern}, and may be empty')
+        raise Invalid('expected an empty body or {"topics": pattern}')
     bundles = asked.get("bundles")
     try:
         if bundles is None:

@@ -142,8 +142,8 @@ def passed_rows(record: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def compacted_rows(record: Mapping[str, Any]) -> Iterator[Row]:
-    """``compacted``: local ranges that the cursor may pass unacknowledged. The view that is read does not have them, or
-    has of a batch only messages that are acknowledged."""
+    """``compacted``: local ranges that the cursor may pass unacknowledged. The view being read lacks them, or has only
+    acknowledged messages of a batch."""
     view = record.get("view", {})
     if "kept" not in view:
         return
@@ -164,9 +164,7 @@ def compacted_rows(record: Mapping[str, Any]) -> Iterator[Row]:
 def range_rows(record: Mapping[str, Any]) -> Iterator[Row]:
     """``ranges``: the five tables above in one, each row with its table's name in front.
 
-    From the ack log only what is not in ``firsthand``: one row per ack has the same content at a hundred times
-    the length.
-    """
+    From the ack log only what is not in ``firsthand``: one row per ack says the same at a hundred times the length."""
     for row in progress_rows(record):
         yield ("progress", *row)
     for row in _firsthand_rows(record):

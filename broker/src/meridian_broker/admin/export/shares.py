@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which bundles of the region an export still lacks, and how the partitions of its parts are numbered.
 
-Bundles move and are split while brokers are asked for them. So each is asked for again until one broker, which owned it
-all the time, has exported all of it. What is asked for is disjoint, and what was had is never asked for again: each
-topic is exported once, or the export is not whole.
-"""
+Bundles move and are split while brokers are asked for them. So each is requested until one broker that owned it
+throughout has exported all of it. Requests are disjoint, and nothing exported is requested again: each topic is
+exported once, or the export is not whole."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _BUNDLE: Final = re.compile(r"([^/]+/[^/]+)/0x([0-9a-f]{8})_0x([0-9a-f]{8})")
 
 
 class BordersChanged(Exception):
-    """A namespace was divided anew. The message completes "its bundle "."""
+    """The borders of a namespace's bundles changed. The message completes "its bundle "."""
 
 
 class Shares:
@@ -34,7 +33,7 @@ class Shares:
         return not self.missing
 
     def follow(self, bundles: Mapping[str, Bundles]) -> None:
-        """Ask for the bundles that there are now instead of those that were split.
+        """Ask for the present bundles instead of those that were split.
 
         :param bundles: by namespace.
         :raises BordersChanged: they were not only split.
@@ -59,7 +58,7 @@ class Shares:
     def had(self, asked: Collection[Bundle], got: Sequence[Bundle]) -> None:
         """A broker has exported these of the bundles that it was asked for.
 
-        :raises ValueError: these are not some of those; nothing of the answer counts.
+        :raises ValueError: these include others; nothing of the answer counts.
         """
         if len(set(got)) < len(got) or not set(got) <= set(asked) & self.missing:
             raise ValueError("it exported other bundles than it was asked for")

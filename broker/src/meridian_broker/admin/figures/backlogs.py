@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact backlogs and holes: looks ahead of a cursor, at single entries only where some are done, without blocking the
-loop.
-"""
+"""Exact backlogs and holes: looks ahead of a cursor without blocking the loop, at single entries only where some are
+done."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 WALK: Final = 100_000
 """Entries that are examined. Entries farther ahead all count as backlog."""
 CHUNK: Final = 500
-"""Entries looked at before others run; no more than ``times.BLOCK``."""
+"""Entries looked at before other tasks run; no more than ``times.BLOCK``."""
 HOLES_KEPT: Final = 1000
 
 
@@ -30,7 +29,7 @@ class Backlog:
     backlog: int
     """Entries neither acked nor dropped."""
     holes: list[tuple[Position, Position]]
-    """Ranges ``(after, upto]`` acked or dropped beyond mark-delete, in this region's positions; the first ones."""
+    """Ranges ``(after, upto]`` acked or dropped beyond mark-delete, in this region's positions; only the first ones."""
 
 
 async def backlog_of(subscription: Subscription, holes_kept: int = HOLES_KEPT, walk: int = WALK) -> Backlog:
@@ -86,7 +85,7 @@ async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Backl
 
 
 def _owed(subscription: Subscription, index: LedgerIndex, first: int, upto: int) -> Iterator[tuple[int, int]]:
-    """Ranges of owed entries among those from ``first`` on, before ``upto``; their ends are not included either."""
+    """Ranges of owed entries from ``first`` to before ``upto``; the ends of the ranges are excluded, too."""
     cursor, ledger = subscription.cursor, index.ledger_id
     done = cursor.are_done(index, first, upto - 1)
     if done:

@@ -33,8 +33,8 @@ SENTENCES: Final = {
     Why.NOT_A_REGION: "{detail}",
     Why.UNKNOWN_SUBSCRIPTION: "{region} has not created the subscription{since}: {detail}",
     Why.UNDECODABLE: "{region} and {here} cannot read each other's progress{since}: {detail}",
-    Why.REFUSED: "{region} refuses it{since}: {detail}",
-    Why.TOO_LARGE: "it cannot be sent to {region}{since}: {detail}",
+    Why.REFUSED: "{region} refuses the progress{since}: {detail}",
+    Why.TOO_LARGE: "the progress cannot be sent to {region}{since}: {detail}",
     Why.NOT_CONFIRMED: "{region} is connected but confirms nothing{since}",
     Why.DISPATCH_WAITS: "dispatch waits: {region} has not yet reported what was acknowledged there: {detail}",
     Why.CATCHING_UP: "{region} is back{since} and is catching up on what it missed",
@@ -117,7 +117,7 @@ def _moves(topic: Topic, subscription: Subscription, region: str) -> tuple[str, 
             "common origin"
         )
     if not connected and region not in topic.log.last_origin:
-        return "unknown", f"{region} is not connected, and no message with an origin ever came from there"
+        return "unknown", f"{region} is not connected, and has never sent a message with an origin"
     return _mode(subscription), ""
 
 
@@ -128,14 +128,14 @@ NEVER_TOLD: Final = ("single acknowledgements", "rewinds", "deletions")
 def pulsar_json(subscription: Subscription, holes: int) -> Json:
     """How regions of Apache Pulsar follow a subscription, and what of it they are not told (R32).
 
-    :param holes: ranges that are acknowledged behind mark-delete.
+    :param holes: ranges that are acknowledged beyond mark-delete.
     """
     snapshots = subscription.topic.snapshots
     if not subscription.replicated or not isinstance(snapshots, TopicSnapshots):
         return {}
-    untold = [f"{holes} acknowledged ranges behind {subscription.cursor.mark_delete}"] if holes else []
+    untold = [f"{holes} acknowledged ranges beyond {subscription.cursor.mark_delete}"] if holes else []
     if subscription.cursor.progress.epoch != ZERO:
-        untold.append("a rewind that was made here")
+        untold.append("a rewind made here")
     problem, held = snapshots.problem(), snapshots.held_back(subscription.name)
     return {
         region: {
@@ -149,7 +149,7 @@ def pulsar_json(subscription: Subscription, holes: int) -> Json:
 
 
 def subscription_json(admin: AdminState, subscription: Subscription, holes: int) -> Json:
-    """Meridian's own figures in a subscription's stats, beside Pulsar's. Otherwise as ``pulsar_json``."""
+    """Meridian's own figures in a subscription's stats, beside Pulsar's. Parameters as for ``pulsar_json``."""
     found = peers(admin, subscription)
     return {
         "pulsarRegions": pulsar_json(subscription, holes),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 KEPT: Final = 100_000
-"""Number of counters remembered; the one that was unread for longest is dropped first."""
+"""Number of counters remembered; the one unread for longest is dropped first."""
 LEAST_SECONDS: Final = 1.0
 """Counters read again sooner keep their rate: two users who read at the same time both get a good one."""
 
@@ -17,12 +17,12 @@ class Rates:
     """Per counter, the rate since it was last read, or since it began to count."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """:param now: a monotone clock in seconds."""
+        """:param now: a monotonic clock in seconds."""
         self._now = now
         self._seen: OrderedDict[Hashable, tuple[float, int, float]] = OrderedDict()
 
     def rate(self, counter: Hashable, value: int, age_seconds: float) -> float:
-        """Growth per second. ``age_seconds``: since when it counts, for the first look."""
+        """Growth per second. ``age_seconds``: how long the counter has run, for the first reading."""
         now = self._now()
         seen = self._seen.get(counter)
         if seen is not None and value >= seen[1]:

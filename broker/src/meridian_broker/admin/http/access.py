@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a role may ask of the admin API besides super users, which may ask for everything.
+"""What roles may ask of the admin API, apart from super users, who may ask for everything.
 
 A tenant's admin roles may make the requests that are about something in their tenant (``TENANTS``), once authorization
 is on. A request that is also about another tenant, which it names in its body or query, checks that by itself
@@ -32,9 +32,9 @@ FOR_CLIENTS: Final = re.compile(
 
 
 def may_ask(request: web.Request, role: str) -> bool:
-    """Whether a role that is no super user's may make this request.
+    """Whether a role that is not a super user may make this request.
 
-    :raises InvalidTopicNameError: the topic in the path is not one.
+    :raises InvalidTopicNameError: the topic name in the path is not valid.
     """
     authorization = state(request).gateway.authorization
     is_for_clients = request.method in ("GET", "HEAD") and FOR_CLIENTS.fullmatch(request.path) is not None
@@ -53,7 +53,7 @@ def may_ask(request: web.Request, role: str) -> bool:
 
 
 def check_administers(request: web.Request, tenant: str) -> None:
-    """The request is also about something in this tenant.
+    """Check a request that is also about something in this tenant.
 
     :raises Refused: its role may not change that.
     """

@@ -112,7 +112,7 @@ class HttpConnection(web.RequestHandler):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def begun(self, request: web.Request) -> None:
-        """Its headers are here, and it is being served."""
+        """The headers have arrived, and the request is being served."""
         self._reads_headers = False
         self._hall.busy(self)
         request.content.on_eof(self._stop_timer)
@@ -156,7 +156,7 @@ class HttpConnection(web.RequestHandler):
             self._timer = None
 
     def _end(self, status: int, reason: str) -> None:
-        """Say why, where nothing of another answer is on its way, and close."""
+        """Close, and say why unless part of another answer is on its way."""
         self._timer = None
         transport = self.transport
         if transport is None:
@@ -176,7 +176,7 @@ class HttpConnection(web.RequestHandler):
 
 @web.middleware
 async def within_limits(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell the connection that a request of it is being served."""
+    """Tell the connection that one of its requests is being served."""
     if isinstance(request.protocol, HttpConnection):
         request.protocol.begun(request)
     return await handler(request)

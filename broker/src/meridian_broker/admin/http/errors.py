@@ -75,7 +75,7 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (LedgerError, 500),
     (MetadataError, 500),
 )
-"""The first that fits counts: the special before the general."""
+"""The first match counts: the specific come before the general."""
 
 
 @web.middleware

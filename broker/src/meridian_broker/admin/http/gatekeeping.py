@@ -93,19 +93,19 @@ async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 def _refusal(request: web.Request, role: str) -> str:
-    """The same whether what the path names exists or not."""
+    """The same refusal whether or not the path's object exists."""
     if not request.app[STATE].gateway.authorization.enabled:
         return f"role {role} is not one of superUserRoles, and only those may use the admin API"
     return (
-        f"role {role} may not {request.method} {request.path}: that takes a role of superUserRoles or, for what is in "
-        "a tenant, an admin role of it; to look topics up, a permission to produce or consume"
+        f"role {role} may not {request.method} {request.path}: that needs a role of superUserRoles or, within a "
+        "tenant, one of its admin roles; to look topics up, a permission to produce or consume"
     )
 
 
 async def _admit(request: web.Request, header: str) -> web.Response | None:
     """Let a call of another region in, or greet it with a challenge.
 
-    :raises Refused: it proves nothing, or brokers of other regions do not ask for that.
+    :raises Refused: it has no valid proof, or is not a request for brokers of other regions.
     """
     state = request.app[STATE]
     now_ms = state.service.parts.scheduler.monotonic_ms()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests about a topic that another broker of the region serves are sent there, as in Pulsar: 307, and the client
-repeats the request. A broker that is its region's only one serves every topic, and nothing here runs for it."""
+"""Redirects requests about a topic that another broker of the region serves, as in Pulsar: 307, and the client repeats
+the request there. A region's only broker serves every topic and runs none of this."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def redirect(request: web.Request, place: Place) -> web.HTTPTemporaryRedirect:
         raise Refused(503, "the broker that serves the topic has no address for this client: see advertisedListeners")
     url = request.rel_url if place.owns else request.rel_url.update_query({AUTHORITATIVE: "true"})
     to = base + url.raw_path_qs
-    return web.HTTPTemporaryRedirect(to, text=to)  # brokers of other regions go by the body, which is proven
+    return web.HTTPTemporaryRedirect(to, text=to)  # other regions' brokers use the body, which is proven
 
 
 Spread = Callable[[web.Request], Awaitable[web.Response | None]]

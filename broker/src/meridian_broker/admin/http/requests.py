@@ -19,9 +19,9 @@ from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName, parse
 STATE: Final = web.AppKey("state", AdminState)
 NAMES_MAX: Final = (1 << 63) - 1
 NAMES_AT_ONCE: Final = 2000
-"""Encoded in one turn of the loop."""
+"""Names encoded in one turn of the loop."""
 READ: Final = web.RequestKey("body", bytes)
-"""Where a request keeps its body once that was read."""
+"""Where a request keeps its body once it has been read."""
 
 
 class Refused(Exception):
@@ -108,9 +108,9 @@ def number(text: str, what: str, least: int = 0) -> int:
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:
-    """The body as it came; it can be read again.
+    """The raw body; it can be read again.
 
-    :param limit: most bytes of it.
+    :param limit: its maximum size in bytes.
     :raises Refused: it is compressed, too large, or incomplete.
     """
     if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
@@ -130,7 +130,7 @@ async def read_body(request: web.Request, limit: int) -> bytes:
 async def body(request: web.Request, default: Any = ..., limit: int = BODY_BYTES) -> Any:
     """The body as JSON; ``default`` when it is empty.
 
-    :param limit: most bytes of it.
+    :param limit: its maximum size in bytes.
     :raises Refused: it is not JSON, compressed, or too large.
     """
     data = await read_body(request, limit)
@@ -139,7 +139,7 @@ async def body(request: web.Request, default: Any = ..., limit: int = BODY_BYTES
     try:
         value = json.loads(data)
         if b"\\u" in data:
-            json.dumps(value, ensure_ascii=False).encode()  # fails on half a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode()  # fails on a lone surrogate
         return value
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON: {error}") from None
@@ -178,8 +178,9 @@ def message_id(value: Any) -> Position:
 
 
 def is_excluded(given: object) -> bool:
-    """Is the message of an id itself not meant, but where it ends? Pulsar's documentation calls that ``isExcluded``,
-    its tools ``excluded``. A batch is one entry: the id of a message inside it does not exclude the others."""
+    """Whether an id means the end of its message and excludes the message itself. Pulsar's documentation calls that
+    ``isExcluded``, its tools ``excluded``. A batch is one entry: the id of a message inside it does not exclude the
+    others."""
     if not isinstance(given, Mapping) or True not in (given.get("excluded"), given.get("isExcluded")):
         return False
     inside = given.get("batchIndex", -1)

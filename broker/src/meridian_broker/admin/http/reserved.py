@@ -2,9 +2,8 @@
 """Requests that would make the event topic of synchronized metadata lose events are refused, for every role.
 
 An event that is lost is found by the next comparison of two regions, except a deletion that all regions are said to
-have heard of. So nothing but the brokers moves, cuts or limits that topic while it carries events. Whoever wants to be
-rid of it chooses another one first.
-"""
+have heard of. So nothing but the brokers moves, cuts or limits that topic while it carries events. To get rid of it,
+choose another one first."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import Refused, any_topic_of, state
 
 HARMLESS: Final = web.AppKey("harmless", Collection[Handler])
-"""The handlers that write and lose nothing."""
+"""Handlers that write without losing messages."""
 CONFLICT: Final = 409
 
 

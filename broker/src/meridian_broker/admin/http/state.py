@@ -30,12 +30,12 @@ class ChangeableSettings(Protocol):
 
     @property
     def names(self) -> list[str]:
-        """Of those that can be changed."""
+        """Names of those that can be changed."""
         ...
 
     @property
     def changed(self) -> Mapping[str, str]:
-        """What was changed."""
+        """The settings that were changed."""
         ...
 
     def in_force(self) -> dict[str, str]:
@@ -43,7 +43,7 @@ class ChangeableSettings(Protocol):
         ...
 
     async def change(self, key: str, value: str | None, /) -> None:
-        """Change one for all brokers of the region; None: as each broker's own settings say.
+        """Change one for all brokers of the region; None: each broker's own value applies again.
 
         :raises Invalid: it cannot be changed, or not to this value.
         """
@@ -58,7 +58,7 @@ class AdminState:
     work: Callable[[], list[WorkState]]
     """How each kind of periodic work is doing."""
     metadata_full: Callable[[], str | None]
-    """Why the metadata store has no room for anything; None: it has."""
+    """Why the metadata store has no room for writes; None: it has."""
     service: TopicService
     catalog: Catalog
     leases: LeaseManager
@@ -73,11 +73,11 @@ class AdminState:
     gateway: Broker
     settings: ChangeableSettings
     default_bundles: Callable[[], int]
-    """Returns the number of bundles of a namespace that is made without one."""
+    """Returns the number of bundles for a namespace created without one."""
     data_directory: Path
     admin_url: Callable[[], str]
     calls: RegionCalls
-    """To the admin APIs of other regions."""
+    """Calls to the admin APIs of other regions."""
     sharing: MetadataSync
     """What keeps metadata equal in all regions."""
     guard: Guard
@@ -85,10 +85,10 @@ class AdminState:
     owner: BundleOwner | None = None
     """The bundles of this broker; None: it is its region's only one, which serves all of them."""
     brokers: BrokerCalls | None = None
-    """To the admin APIs of the region's other brokers; None: there are none."""
+    """Calls to the admin APIs of the region's other brokers; None: there are none."""
     faults: bool = False
     """This broker is under test and may lose messages on request."""
     sync_metrics: bool = False
-    """Metrics also say how far each region is behind with each subscription."""
+    """Metrics also show how far each region is behind with each subscription."""
     ready: bool = False
     """Everything is open: the health check says ok."""

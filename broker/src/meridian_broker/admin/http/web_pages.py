@@ -20,7 +20,7 @@ from meridian_broker.admin.http.gatekeeping import PROBES
 from meridian_broker.admin.http.requests import STATE, Refused
 
 HOSTS: Final = web.AppKey("hosts", frozenset[str])
-"""Names by which this broker is known, in small letters."""
+"""Names by which this broker is known, in lower case."""
 _OTHER_SITES: Final = ("cross-site", "same-site")
 
 

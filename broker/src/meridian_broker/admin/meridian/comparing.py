@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/meridian/v1/metadata`` as brokers ask it, most of them of other regions: in what their metadata differ
-from ours."""
+"""The requests to ``/meridian/v1/metadata`` of brokers, mostly of other regions: where their metadata differ from
+ours."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from meridian_broker.metadata.sync.marks import read_mark, read_since
 from meridian_broker.metadata.sync.reading import Seen, read_moment
 
 LOOKS: Final = 10
-"""How often it is looked whether this broker still applies, before it says so."""
-_OFF: Final = "this region synchronizes no metadata (metadataSyncEventTopic)"
+"""How often to check that this broker still applies events, before it says so."""
+_OFF: Final = "this region does not synchronize metadata (metadataSyncEventTopic)"
 
 
 async def digest(request: web.Request) -> web.Response:
-    """One number for each of 256 parts of the metadata, and what goes with them.
+    """One digest number for each of 256 buckets of the metadata, and related state.
 
-    ``?scopes=``: those that the other region shares, separated by commas."""
+    ``?scopes=``: the scopes that the other region shares, separated by commas."""
     asking, session = _region(request), session_of(request)
     sharing = state(request).sharing
     is_replacing = flag(request, "replacing")
     if not is_replacing and not await sharing.standing.belongs_to(asking, request.query["identity"]):
         raise Refused(
             409,
-            f"{sharing.region} has shared metadata with another store as region {asking}: if this one has its place "
+            f"{sharing.region} has shared metadata with another store of region {asking}: if this store replaces it "
             f"for good, run `meridian regions replace {asking}` at {asking}, else choose another clusterName; "
             f"{sharing.region} is compared with this store after that",
         )
@@ -66,7 +66,7 @@ async def digest(request: web.Request) -> web.Response:
 
 
 async def parts(request: web.Request) -> web.Response:
-    """The numbers of the parts of some buckets: ``{"scopes": [..], "buckets": [number, ..]}``."""
+    """The digest numbers of the parts of some buckets: ``{"scopes": [..], "buckets": [number, ..]}``."""
     given = await body(request, limit=LARGE_BODY_BYTES)
     buckets = _list(given, "buckets", BUCKETS_TOGETHER)
     if not all(isinstance(one, int) and 0 <= one < BUCKETS for one in buckets):
@@ -80,7 +80,7 @@ async def listing(request: web.Request) -> web.Response:
     given = await body(request, limit=LARGE_BODY_BYTES)
     places = _list(given, "places", PLACES_TOGETHER)
     if not all(isinstance(one, list) and len(one) == 2 and all(isinstance(n, int) for n in one) for one in places):
-        raise Invalid(f"places: expected pairs of a number below {BUCKETS} and one below {PARTS}")
+        raise Invalid(f"places: expected pairs [number below {BUCKETS}, number below {PARTS}]")
     found = session_of(request).known.listing(_scopes(given), [Place(*one) for one in places])
     return answer({"paths": {path: summary_json(one) for path, one in found.items()}})
 
@@ -101,13 +101,13 @@ async def states(request: web.Request) -> web.Response:
 
 
 async def compare(request: web.Request) -> web.Response:
-    """The asking region cannot publish now what it wrote: this one compares itself with it soon."""
+    """Ask this region to compare its metadata with those of the requesting region soon."""
     session_of(request).comparisons.soon(_region(request))
     return done()
 
 
 async def applying(request: web.Request) -> web.Response:
-    """Whether this broker applies what other regions write. As long as it does, the answer takes a second."""
+    """Whether this broker applies what other regions write. While it does, the answer takes a second."""
     _region(request)
     topic = session_of(request).topic
     for _ in range(LOOKS):
@@ -117,7 +117,7 @@ async def applying(request: web.Request) -> web.Response:
 
 
 async def replace(request: web.Request) -> web.Response:
-    """Another store takes over the asking region's name: ``{"identity": text}``."""
+    """Another store takes over the requesting region's name: ``{"identity": text}``."""
     given = await body(request)
     identity = given.get("identity") if isinstance(given, Mapping) else None
     if not isinstance(identity, str) or not 0 < len(identity) <= 64:
@@ -135,9 +135,9 @@ def session_of(request: web.Request) -> Session:
 
 
 def _region(request: web.Request) -> str:
-    """The region that asks. :raises Refused: it has not proven that it is a region."""
+    """The requesting region. :raises Refused: it has not proven that it is a region."""
     if ADMITTED not in request:
-        raise Refused(403, "only brokers ask this")
+        raise Refused(403, "only brokers may make this request")
     return request[ADMITTED].region
 
 
@@ -146,7 +146,7 @@ def _scopes(given: Any) -> list[str]:
 
 
 def _list(given: Any, name: str, most: int) -> list[Any]:
-    """:raises Invalid: it is something else."""
+    """:raises Invalid: there is no such list."""
     value = given.get(name) if isinstance(given, Mapping) else None
     if not isinstance(value, list) or len(value) > most:
         raise Invalid(f"{name}: expected a list of at most {most}")

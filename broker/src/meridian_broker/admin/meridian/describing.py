@@ -2,8 +2,8 @@
 """``/meridian/v1/describe``: the state of many topics and subscriptions at once, for programs that watch all of them.
 
 With Pulsar's paths, one topic costs a dozen requests, each of which reads the metadata store. Here a thousand topics
-are one request, and what is not in memory is remembered until the catalog learns of a change: a request that finds
-nothing new reads the store once, to make sure that it still answers.
+take one request, and what was read from the store is remembered until the catalog learns of a change: without changes,
+a request reads the store once, to make sure that it still answers.
 
 The answer ends after a time limit, so that one request never blocks the loop; the caller then asks for the rest.
 """
@@ -49,8 +49,8 @@ Json = dict[str, Any]
 Value = TypeVar("Value")
 
 _WANTED: Final = (
-    f'the body is {{"topics": [{{"topic": NAME, "subscriptions": [NAME, ...]}}, ...]}}, at most {DESCRIBED_TOPICS} '
-    f"topics and {DESCRIBED_SUBSCRIPTIONS} subscriptions"
+    f'expected the body {{"topics": [{{"topic": NAME, "subscriptions": [NAME, ...]}}, ...]}}, at most '
+    f"{DESCRIBED_TOPICS} topics and {DESCRIBED_SUBSCRIPTIONS} subscriptions"
 )
 
 
@@ -65,7 +65,7 @@ class Remembered:
         self.close = catalog.subscribe(self._changed)
 
     async def partitions(self, topic: TopicName) -> int:
-        """0: the topic is not partitioned, or there is none. :raises MetadataError: the store cannot be read."""
+        """0: the topic is not partitioned, or does not exist. :raises MetadataError: the store cannot be read."""
         namespace = topic.namespace_name
         counts = self._partitions.get(namespace)
         if counts is None:
@@ -76,7 +76,7 @@ class Remembered:
         return counts.get(topic, 0)
 
     async def schema(self, topic: TopicName) -> Json | None:
-        """Type and digest of the newest. :raises MetadataError: the store cannot be read."""
+        """Type and digest of the newest schema. :raises MetadataError: the store cannot be read."""
         key = f"{topic.namespace_name}/{topic.base.local_name}"
         if key not in self._schemas:
             before = self._changes
@@ -91,7 +91,7 @@ class Remembered:
         return self._schemas[key]
 
     def _keep(self, shelf: dict[str, Value], key: str, value: Value, before: int) -> None:
-        """Unless something changed while it was read: then it may be what was there before."""
+        """Remember a value, unless something changed while it was read: then it may be outdated."""
         if before == self._changes:
             if len(shelf) >= DESCRIBE_REMEMBERED:
                 shelf.pop(next(iter(shelf)))
@@ -114,8 +114,7 @@ REMEMBERS: Final = web.AppKey("remembers", Remembered)
 async def describe(request: web.Request) -> web.Response:
     """State of many topics, and of the named subscriptions: ``{"topics": [{"topic": .., "subscriptions": [..]}, ..]}``.
 
-    The answer may hold fewer topics than were asked for, but the first one at least: ask again for those behind them.
-    """
+    The answer may hold fewer topics than requested, but at least the first one: ask again for the rest."""
     asked = _asked(await body(request, limit=LARGE_BODY_BYTES))
     admin, remembered = state(request), request.app[REMEMBERS]
     clusters = sorted(await admin.catalog.clusters.names())
@@ -130,7 +129,7 @@ async def describe(request: web.Request) -> web.Response:
 
 
 def _asked(given: Any) -> list[tuple[str, list[str]]]:
-    """:raises Invalid: the body is something else."""
+    """:raises Invalid: the body has another form."""
     topics = given.get("topics") if isinstance(given, Mapping) else None
     if not isinstance(topics, list) or not 0 < len(topics) <= DESCRIBED_TOPICS:
         raise Invalid(_WANTED)
@@ -150,7 +149,7 @@ async def _described(admin: AdminState, remembered: Remembered, text: str, subsc
     try:
         name = parse(text)
         if not name.is_persistent or name.partition >= 0:
-            return {"problem": f"{name} stores no messages or is one partition of a topic: name the whole topic"}
+            return {"problem": f"{name} stores no messages or is a single partition: name the whole topic"}
         if admin.catalog.namespace(name.namespace_name) is None:
             return {"namespace": False, "exists": False}
         return await _topic(admin, remembered, name, subscriptions)
@@ -203,7 +202,7 @@ def _fill(topics: list[Topic]) -> Json:
 
 
 def _shadow(admin: AdminState, name: TopicName, topics: list[Topic]) -> Json | None:
-    """How a shadow stands to its source; None: it is no shadow."""
+    """A shadow's state relative to its source; None: it is not a shadow."""
     record = admin.catalog.shadows.find(name)
     if record is None:
         return None
@@ -220,7 +219,7 @@ def _shadow(admin: AdminState, name: TopicName, topics: list[Topic]) -> Json | N
 
 
 def _replication(admin: AdminState, topics: list[Topic]) -> Json:
-    """Per remote region: of partitions, the worst counts, and backlogs add up."""
+    """Per remote region: the partitions' backlogs added up, otherwise the worst value."""
     shown: dict[str, Json] = {}
     for topic in topics:
         for remote, status in admin.replication.status(topic.name).items():
@@ -232,7 +231,7 @@ def _replication(admin: AdminState, topics: list[Topic]) -> Json:
 
 
 def _snapshots(topics: list[Topic]) -> Json:
-    """Whether subscriptions move in other regions by snapshots, and without which regions all partitions take them."""
+    """Whether subscriptions move in other regions by snapshots, and the regions that all partitions leave out."""
     taking = [one for topic in topics if isinstance(one := topic.snapshots, TopicSnapshots) and one.takes]
     without = [one.given_up() for one in taking]
     return {"takes": bool(taking), "without": sorted(frozenset.intersection(*without)) if without else []}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/meridian/v1/topics/.../gaps``: entries of other regions that these can no longer send, and the way out (R4)."""
+"""``/meridian/v1/topics/.../gaps``: entries that other regions can no longer send, and giving them up (R4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from meridian_broker.topics.backfill.gaps import Accepted
 
 
 async def listed(request: web.Request) -> web.Response:
-    """Other regions' entries that are missing here, and those that were accepted as lost."""
+    """Other regions' entries that are missing here, and those accepted as lost."""
     topic = await opened_one(request)
     missing = [gap_json(gap, topic) for gap in topic.gaps.all()]
     accepted = [accepted_json(one) for one in reversed(topic.gaps.accepted)]

@@ -14,11 +14,11 @@ from meridian_broker.admin.http.requests import answer, state
 from meridian_broker.admin.http.state import AdminState
 
 SHOWN: Final = 100
-"""Topics named of those that are not open."""
+"""Limit on topics that are named as not open."""
 
 
 async def regions(request: web.Request) -> web.Response:
-    """Every region, its addresses, and how the links to it are."""
+    """All regions, their addresses, and the state of the links to them."""
     admin = state(request)
     now, apart = admin.service.parts.scheduler.now_ms(), admin.exchange.apart()
     listed = [await _region(admin, name, apart.get(name, {})) for name in sorted(admin.catalog.known_clusters())]
@@ -51,7 +51,7 @@ async def _region(admin: AdminState, name: str, apart: dict[str, str]) -> dict[s
 
 
 def _brokers(admin: AdminState, region: str) -> dict[str, Any]:
-    """The links to brokers of a region of several, by broker."""
+    """The links to single brokers of a region, by broker."""
     return {
         peer.removeprefix(f"{region}/"): {
             "connected": link.connected,

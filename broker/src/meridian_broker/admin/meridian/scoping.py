@@ -19,8 +19,8 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 
 SCOPES: Final = (LOCAL, ORIGIN)
 _WANTED: Final = (
-    'expected the body {"dispatchScope": "local" or "origin"}, {"witness": REGION or ""}, origin with a witness '
-    'in one, or {"takeOver": {"origin": REGION, "by": REGION}}'
+    'expected the body {"dispatchScope": "local" or "origin"}, {"witness": REGION or ""}, '
+    '{"dispatchScope": "origin", "witness": REGION}, or {"takeOver": {"origin": REGION, "by": REGION}}'
 )
 
 
@@ -34,12 +34,11 @@ async def get_scope(request: web.Request) -> web.Response:
 async def set_scope(request: web.Request) -> web.Response:
     """Set the dispatch scope in all regions, or let one region take over the dispatch of another one's messages.
 
-    With three regions or more a take-over is a preference: the lease still needs a majority. With two it
-    takes the vote from the old region: while that one is alive and cut off, both dispatch the same messages.
+    With three regions or more a take-over is a preference: the lease still needs a majority. With two it takes the vote
+    from the old region: if that one is alive but cut off, both dispatch the same messages.
 
-    A witness is a region that votes although it does not have the topic, so that one of two regions can take over
-    from the other by itself.
-    """
+    A witness is a region that votes although it does not have the topic, so that one of two regions can take over from
+    the other automatically."""
     given = await body(request)
     found = await named(request)
     named_well = isinstance(given, Mapping) and (
@@ -78,26 +77,26 @@ def _take_over(given: object) -> tuple[str, str]:
 
 def _check_take_over(subscription: Subscription, origin: str, holder: str) -> None:
     if subscription.record.scope != ORIGIN:
-        raise Refused(412, f"{subscription.name!r} has dispatch scope local: each region dispatches everything already")
+        raise Refused(412, f"{subscription.name!r} has dispatch scope local: each region already dispatches everything")
     if holder not in subscription.topic.regions():
         raise Refused(412, f"{holder} is not a region of {subscription.topic.name}")
     if origin not in shares.origins_of(subscription):
-        raise Refused(412, f"{subscription.topic.name} has no messages of a region {origin}")
+        raise Refused(412, f"{subscription.topic.name} has no messages of region {origin}")
 
 
 def _check(admin: AdminState, subscription: Subscription, wanted: str | None, witness: str | None) -> None:
-    """:raises Refused: not every region of the topic, and the witness, is known to take part in leases."""
+    """:raises Refused: a region of the topic, or the witness, is not known to take part in leases."""
     topic = subscription.topic
     if witness and witness not in admin.catalog.known_clusters():
         raise Refused(412, f"{witness} cannot be a witness of {topic.name}: this region knows no region of that name")
     if witness and (objection := admin.leases.objection_to_witness(witness)):
         raise Refused(412, f"{witness} cannot be a witness of {topic.name}: {objection}")
     if wanted is None and subscription.record.scope != ORIGIN:
-        raise Refused(412, f"{subscription.name!r} has dispatch scope local, so there is no vote on it")
+        raise Refused(412, f"{subscription.name!r} has dispatch scope local, so no region votes on it")
     if wanted != ORIGIN:
         return
     if not subscription.durable or not subscription.replicated:
-        raise Refused(412, f"{subscription.name!r} is not replicated: switch that on first")
+        raise Refused(412, f"{subscription.name!r} is not replicated: switch replication on first")
     if any(consumer.read_compacted for consumer in subscription.consumers):
         raise Refused(412, f"{subscription.name!r} is read as a compacted view, which scope origin does not support")
     objection = shares.elsewhere(topic) or admin.leases.objection(topic.regions(), sure=True)

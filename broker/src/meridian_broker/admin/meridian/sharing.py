@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/meridian/v1/metadata``: how equal this region's metadata are to those of the others, and what people decide."""
+"""``/meridian/v1/metadata``: how this region's metadata differ from those of the others, and what people decide."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from meridian_broker.metadata.sync.stamped import Stamped
 from meridian_broker.metadata.sync.standing import PeerState
 
 SHOWN: Final = 1000
-"""Paths of one answer; the rest is counted."""
+"""Paths listed in one answer; the rest are only counted."""
 
 EVER: Final = (MAX_TIME_MS, 0)
 """No stamp is later."""
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 
 async def status(request: web.Request) -> web.Response:
-    """Whether and how metadata are synchronized, and how it stands with each other region."""
+    """Whether and how metadata are synchronized, and the state with each other region."""
     admin = state(request)
     sharing, choice = admin.sharing, admin.sharing.choice
     shown: Json = {
@@ -64,7 +64,7 @@ async def figures(admin: AdminState, session: Session) -> Json:
     }
     problems = [one for one in (session.topic.problem, session.publish_problem) if one]
     if kept.parked_paths:
-        problems.append(f"{kept.parked_paths} stamps are from the future: see `meridian metadata conflicts`")
+        problems.append(f"{kept.parked_paths} timestamps are in the future: see `meridian metadata conflicts`")
     return {
         "active": session.topic.is_active,
         "problems": problems,
@@ -105,7 +105,7 @@ async def _peer(admin: AdminState, session: Session, region: str, peer: PeerStat
 
 
 async def diff(request: web.Request) -> web.Response:
-    """In which paths this region and ``?region=`` differ now, with both states."""
+    """The paths in which this region and ``?region=`` differ now, with both states."""
     region = request.query.get("region", "")
     session = _with(request, region)
     comparison, peer = await session.comparisons.compare(region)
@@ -132,9 +132,9 @@ async def _compared(request: web.Request, comparison: Comparison, peer: Any, dif
 
 
 async def conflicts(request: web.Request) -> web.Response:
-    """What two regions wrote without knowing of each other, what waits for its time, and what has lost its parent.
+    """Concurrent writes of two regions, states with a timestamp in the future, and namespaces that lost their tenant.
 
-    ``?latest=``: only so many of the first, those whose winners are the latest."""
+    ``?latest=``: only this many concurrent writes, those with the latest winners."""
     session, store = session_of(request), state(request).sharing.store
     wanted = sorted(session.kept.conflicts)
     records = await _records(store, paths.conflict, wanted[:SHOWN])
@@ -161,13 +161,13 @@ async def conflicts(request: web.Request) -> web.Response:
 
 
 async def _records(store: MetadataStore, where: Callable[[str], str], some: Sequence[str]) -> list[tuple[str, Record]]:
-    """What is stored of these paths; some may have gone a moment ago."""
+    """What is stored for these paths; some may have been deleted a moment ago."""
     found = await store.get_many([where(path) for path in some])
     return [(path, record) for path, record in zip(some, found, strict=True) if record is not None]
 
 
 async def dismiss(request: web.Request) -> web.Response:
-    """Forget the conflict of ``?path=``, once somebody has looked at it. Its path stays as it is."""
+    """Forget the conflict at ``?path=``, once somebody has reviewed it. The value at the path stays."""
     path = request.query.get("path", "")
     if paths.scope_of(path) is None or not await state(request).sharing.store.delete(paths.conflict(path)):
         raise NotFound(f"no conflict at {path[:200]!r}: see /meridian/v1/metadata/conflicts")
@@ -175,7 +175,7 @@ async def dismiss(request: web.Request) -> web.Response:
 
 
 async def restamp(request: web.Request) -> web.Response:
-    """Let what this region has at a path win in every region, whatever was stamped: ``{"path": path}``."""
+    """Make this region's value at a path win in every region, whatever its stamp: ``{"path": path}``."""
     given = await body(request)
     path = given.get("path") if isinstance(given, Mapping) else None
     if not isinstance(path, str):
@@ -185,10 +185,9 @@ async def restamp(request: web.Request) -> web.Response:
 
 
 async def adopt(request: web.Request) -> web.Response:
-    """Decide what differed before metadata were synchronized: ``{"region": other, "side": region, "dryRun": bool}``.
+    """Resolve differences from before synchronization: ``{"region": other, "side": region, "dryRun": bool}``.
 
-    The side is this region or the other one; left out, it is the other one.
-    """
+    The winning side is this region or the other one; by default, the other one."""
     given = await body(request)
     if not isinstance(given, Mapping) or not isinstance(given.get("region"), str):
         raise Invalid('expected the body {"region": other region, "side": region, "dryRun": true or false}')

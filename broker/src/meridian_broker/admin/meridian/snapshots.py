@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``/meridian/v1/topics/.../snapshots``: the snapshots of a topic's replicated subscriptions (PIP-33), and going on
-without a region that is lost."""
+without a lost region."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from meridian_broker.topics.snapshots.host import TopicSnapshots
 from meridian_broker.topics.topic import Topic
 
 SHOWN: Final = 20
-"""Subscriptions of which some region is not told how far they are."""
+"""Limit on subscriptions shown whose progress some region is not told."""
 
 
 async def show(request: web.Request) -> web.Response:
-    """The topic's mode, what became of its snapshots, and why none can be taken now."""
+    """The topic's mode, the outcome of its snapshots, and why none can be taken now."""
     return answer(snapshots_json(await opened_one(request)))
 
 
 async def without(request: web.Request) -> web.Response:
-    """Take snapshots without the regions in the body, ``{"regions": [NAME, ...]}``; an empty list ends that."""
+    """Take snapshots without the regions in the body, ``{"regions": [NAME, ...]}``; an empty list undoes that."""
     given = await body(request)
     regions = given.get("regions") if isinstance(given, dict) else None
     if not isinstance(regions, list) or not all(isinstance(name, str) for name in regions):
-        raise Invalid('expected the body {"regions": [NAME, ...]}: the regions to go on without; [] ends that')
+        raise Invalid('expected the body {"regions": [NAME, ...]}: the regions to go on without; [] includes all again')
     topic = await opened_one(request)
     if not isinstance(topic.snapshots, TopicSnapshots):
         raise NotAllowed(f"{topic.name} has no other regions")

@@ -48,7 +48,7 @@ async def _scope(request: web.Request, names: list[TopicName]) -> web.Response:
 
 
 def _partitions(request: web.Request, parts: Mapping[str, Json]) -> Json:
-    """As one broker shows several partitions, and only one."""
+    """The form in which one broker shows several partitions, or a single one."""
     if len(parts) == 1:
         return next(iter(parts.values()))
     shown = {name: {key: value for key, value in one.items() if key not in _HEAD} for name, one in parts.items()}
@@ -56,7 +56,7 @@ def _partitions(request: web.Request, parts: Mapping[str, Json]) -> Json:
 
 
 async def _mode(request: web.Request, names: list[TopicName]) -> web.Response:
-    """Each partition's regions are asked for it alone. Before any is changed, all say what they would do."""
+    """Each partition is handled on its own. Before any is changed, a dry run of all must succeed."""
     given = await body(request)
     if isinstance(given, Mapping) and not given.get("dryRun"):
         await of_each(request, names, told=lambda _: {**given, "dryRun": True})
@@ -81,7 +81,7 @@ async def _progress(request: web.Request, names: list[TopicName]) -> web.Respons
 
 
 async def _preview(request: web.Request, names: list[TopicName]) -> web.Response:
-    """Each partition is told its own progress only."""
+    """Each partition's owner gets that partition's progress only."""
     given = await body(request, limit=LARGE_BODY_BYTES)
     uniting.check_preview(given)
 

@@ -74,8 +74,8 @@ async def status_everywhere(
 
 
 def _tell_one_sided(regions: Mapping[str, dict[str, Any]]) -> None:
-    """Where one region counts another among the topic's and not the other way, say so also while nothing happens that
-    the other could refuse."""
+    """Report a region that counts another among the topic's regions but not vice versa, even while there is nothing
+    that the other could refuse."""
     parts = {region: _parts(seen) for region, seen in regions.items() if "problem" not in seen}
     counted = {region: {peer["region"] for one in own for peer in one["peers"]} for region, own in parts.items()}
     for region, own in parts.items():
@@ -102,12 +102,12 @@ async def _status_of(admin: AdminState, region: str, path: str) -> dict[str, Any
     except TimeoutError:
         return {"region": region, "problem": f"{region} does not answer", "missing": False}
     if status != 200 or not isinstance(said, dict):
-        return {"region": region, "problem": f"{region} answers {status}: {reason(said)}", "missing": status == 404}
+        return {"region": region, "problem": f"{region} answered {status}: {reason(said)}", "missing": status == 404}
     return said
 
 
 async def damage(request: web.Request) -> web.Response:
-    """For tests of the verification only: lose messages on purpose. The body is ``{"entries": number}``."""
+    """For testing the verifier only: lose messages on purpose. The body is ``{"entries": number}``."""
     if not state(request).faults:
         raise Refused(405, "this loses messages on purpose: set faultInjectionEnabled=true to allow it")
     given = await body(request)
@@ -149,7 +149,7 @@ def _status(admin: AdminState, topic: Topic, subscription: Subscription, stands:
 
 
 def _idle_ms(subscription: Subscription) -> int:
-    """How long it has had no consumer here, as far as this broker knows; 0 while it has one."""
+    """Milliseconds without a consumer here, as far as this broker knows; 0 while it has one."""
     if subscription.consumers:
         return 0
     last_used_ms = max(subscription.cursor.last_acked_ms, subscription.last_left_ms)

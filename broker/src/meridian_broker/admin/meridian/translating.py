@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``messageid/translate``: the same message has another id in every region; its origin leads from one to the other."""
+"""``messageid/translate``: a message has a different id in each region; its origin links them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meridian_broker.wire.pulsar.topic_name import in_path
 
 
 async def translate(request: web.Request) -> web.Response:
-    """The id here of a message that another region calls ``?id=L:E`` (``?from=REGION``)."""
+    """The id here of the message that region ``?from=REGION`` knows as ``?id=L:E``."""
     admin = state(request)
     topic = await opened_one(request)
     region = request.query.get("from", "")
@@ -49,7 +49,7 @@ async def translate(request: web.Request) -> web.Response:
 
 
 async def find_origin(topic: Topic, origin: Origin) -> Position | None:
-    """Where an entry is stored here; None when it is not. Looks into one ledger, for origins come in order."""
+    """Where an entry is stored here; None: it is not. Looks into one ledger, as origins come in order."""
     log = topic.log
     if origin.region == topic.region:
         return origin.position if log.holds(origin.position) else None
@@ -66,7 +66,7 @@ async def find_origin(topic: Topic, origin: Origin) -> Position | None:
 
 
 async def _origin_here(topic: Topic, position: Position) -> Origin:
-    """:raises NotFound: no such entry here, or one that has no origin in common."""
+    """:raises NotFound: no such entry here, or one without an origin known to other regions."""
     if not topic.log.holds(position):
         raise NotFound(f"{topic.name} has no entry {position} in {topic.region}")
     index = await topic.log.load_index(position.ledger)
@@ -77,9 +77,9 @@ async def _origin_here(topic: Topic, position: Position) -> Origin:
 
 
 async def _ask(request: web.Request, topic: Topic, region: str, position: Position) -> Origin:
-    """The region that the id comes from says which message it means there.
+    """Ask the region that the id comes from which message it means.
 
-    :raises Refused: it cannot be asked, or does not know.
+    :raises Refused: the region cannot be asked, or does not know.
     """
     path = f"/meridian/v1/topics/{in_path(topic.name)}/messageid/translate"
     query = f"from={quote(region, safe='')}&id={position}&here=true"

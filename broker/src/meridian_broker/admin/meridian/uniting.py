@@ -33,12 +33,12 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 Json = dict[str, Any]
 
 SLICE: Final = 2000
-"""Entries counted before others run."""
+"""Entries counted before other tasks run."""
 FOLLOWS: Final = "; it will catch up when it is back"
 
 
 async def progress(request: web.Request) -> web.Response:
-    """Progress of a subscription as it is encoded, per partition; for other regions, so it is on disk first (R60)."""
+    """A subscription's encoded progress, per partition. Other regions rely on it, so it is on disk first (R60)."""
     found = await named(request)
     told = _told(state(request), found)
     for subscription in found:
@@ -47,7 +47,8 @@ async def progress(request: web.Request) -> web.Response:
 
 
 async def preview(request: web.Request) -> web.Response:
-    """What this region would skip with other progress; the body is ``{"progress": {topic: base64}, "taken": bool}``."""
+    """What this region would skip with the given progress; the body is ``{"progress": {topic: base64}, "taken":
+    bool}``."""
     given = await body(request, limit=LARGE_BODY_BYTES)
     others = check_preview(given)
     found = await named(request)
@@ -75,7 +76,7 @@ async def mode(request: web.Request) -> web.Response:
     found = await named(request)
     regions = admin.service.parts.regions_of(str(topic_of(request)))
     if source is not None and (not wanted or source not in regions):
-        raise Invalid(f'"from" is one of {", ".join(sorted(regions))}, when replication is switched on')
+        raise Invalid(f'"from" must be one of {", ".join(sorted(regions))}, with "replicated": true')
     if wanted and len(regions) < 2:
         raise Refused(412, f"{found[0].topic.name} exists in this region only: replicate its namespace first")
     head = {"subscription": part(request, "subscription"), "replicated": wanted, "from": source}
@@ -109,13 +110,13 @@ def _told(admin: AdminState, found: list[Subscription]) -> Json:
 
 
 class _Plan:
-    """The merge to be made."""
+    """The planned merge."""
 
     def __init__(self) -> None:
         self.counts: dict[str, Json] = {}
         """By region: ``skips``, ``again``; or ``problem``."""
         self.deltas: dict[str, Progress | None] = {}
-        """By topic, what is joined beyond what the regions exchange anyway: one region's progress as a new epoch."""
+        """By topic, what is merged beyond what the regions exchange anyway: one region's progress as a new epoch."""
 
 
 async def _plan(
@@ -163,7 +164,7 @@ async def _asked(
     if status == 404:
         return "subscription missing; it will be created"
     if status != 200 or not isinstance(said, dict):
-        return f"{region} answers {status}: {reason(said)}"
+        return f"{region} answered {status}: {reason(said)}"
     return said
 
 
@@ -184,7 +185,7 @@ def _united(subscription: Subscription, told: Mapping[str, Json]) -> Progress:
 
 
 def _as_epoch(subscription: Subscription, source: str, told: Mapping[str, Json], united: Progress) -> Progress | None:
-    """One region's progress as a rewind that rules everything stored anywhere now (R12); None: nothing is."""
+    """One region's progress as a rewind that rules everything stored anywhere now (R12); None: nothing is stored."""
     name = subscription.topic.name
     one = told[source]["topics"].get(name)
     taken = Progress() if one is None else Progress.decode(b64decode(one["progress"]))
@@ -214,9 +215,9 @@ def _as_epoch(subscription: Subscription, source: str, told: Mapping[str, Json],
 
 
 async def _counted(found: list[Subscription], others: Mapping[str, Progress], *, taken: bool) -> Json:
-    """Stored entries that are owed now and would not be, and the other way round.
+    """Stored entries that are owed now but would not be, and vice versa.
 
-    :param taken: a new epoch rules them, which takes drops back as well (R12).
+    :param taken: a new epoch rules them, which also undoes drops (R12).
     """
     skips = again = 0
     for subscription in found:
@@ -243,7 +244,7 @@ async def _counted(found: list[Subscription], others: Mapping[str, Progress], *,
 
 
 async def _take(found: list[Subscription], deltas: Mapping[str, Progress | None]) -> None:
-    """One region's progress, as an epoch for all. Durable when it returns."""
+    """Make one region's progress an epoch for all. Durable when it returns."""
     for subscription in found:
         delta = deltas[subscription.topic.name]
         if delta is not None:

@@ -31,7 +31,7 @@ class Reading:
     cluster: str
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)
     snapshots: dict[Labels, tuple[int, int]] = field(default_factory=dict)
-    """Complete snapshots of a topic, and the milliseconds that they took."""
+    """A topic's complete snapshots, and the milliseconds that they took in total."""
     families: list[Metric] = field(default_factory=list)
 
     def put(self, name: str, labels: Labels, value: float) -> None:

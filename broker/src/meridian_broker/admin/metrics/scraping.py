@@ -59,10 +59,10 @@ class Scrapes:
 
     def __init__(self) -> None:
         self._under_way: asyncio.Future[bytes | None] | None = None
-        """None is the result of one that failed."""
+        """The scrape in progress; its result is None if it failed."""
 
     async def take(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The text that ``make`` makes, for this caller or for another one."""
+        """The text from ``make``, called for this caller or another one."""
         while (others := self._under_way) is not None:
             if (text := await asyncio.shield(others)) is not None:
                 return text

@@ -41,7 +41,7 @@ async def owned_namespaces(request: web.Request) -> web.Response:
     _check_cluster(request)
     admin, name = state(request), part(request, "broker")
     if name not in _names(admin):
-        raise NotFound(f"region {admin.region} has no broker {name} that is running: see /admin/v2/brokers")
+        raise NotFound(f"region {admin.region} has no running broker {name}: see /admin/v2/brokers")
     owned = sorted(_owned(admin, name))
     how = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
     return answer({str(bundle): how for bundle in owned})
@@ -58,13 +58,13 @@ async def changed_settings(request: web.Request) -> web.Response:
 
 
 async def change_setting(request: web.Request) -> web.Response:
-    """Change a setting for all brokers of the region. It holds at once and over restarts."""
+    """Change a setting for all brokers of the region. It takes effect at once and survives restarts."""
     await state(request).settings.change(part(request, "setting"), part(request, "value"))
     return done()
 
 
 async def reset_setting(request: web.Request) -> web.Response:
-    """Let each broker's own settings decide again."""
+    """Undo the change of a setting: each broker's own value applies again."""
     await state(request).settings.change(part(request, "setting"), None)
     return done()
 
@@ -80,7 +80,7 @@ def named(admin: AdminState, name: str) -> BrokerRecord | None:
 
 
 def admin_url(broker: BrokerRecord) -> str:
-    """Of a broker's admin API, for its neighbours; empty: it has none."""
+    """Address of a broker's admin API, for its neighbours; empty: it has none."""
     addresses = broker.addresses.get("", {})
     return addresses.get("admin_url") or addresses.get("admin_url_tls") or ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles of a namespace: their borders, splitting them, and unloading them, if wanted to a certain broker.
+"""Bundles of a namespace: their borders, splitting them, and unloading them, optionally to a given broker.
 
 A request about a bundle is answered by the bundle's owner; other brokers redirect to it, as in Pulsar.
 """
@@ -33,14 +33,14 @@ LARGEST: Final = "LARGEST"
 
 
 async def listed(request: web.Request) -> web.Response:
-    """Into which parts of the hash range the namespace's topics are dealt."""
+    """The namespace's bundles: the parts of the hash range into which its topics fall."""
     return answer(await dealing.shown(state(request), namespace_of(request)))
 
 
 async def unload(request: web.Request) -> web.Response:
-    """Close the topics of a bundle in good order; another broker may own it afterwards.
+    """Close the topics of a bundle in an orderly way; another broker may own it afterwards.
 
-    ``?destinationBroker=``: that one will, named as ``/admin/v2/brokers`` names it."""
+    ``?destinationBroker=``: the broker that will, as named by ``/admin/v2/brokers``."""
     admin, owner = state(request), state(request).owner
     bundle = await _bundle(request)
     to = request.query.get("destinationBroker", "")
@@ -51,13 +51,13 @@ async def unload(request: web.Request) -> web.Response:
         return done()
     chosen = brokers.named(admin, to) if to else None
     if to and (chosen is None or chosen.draining):
-        raise Refused(412, f"?destinationBroker={to}: region {admin.region} has no such broker that is running")
+        raise Refused(412, f"?destinationBroker={to}: region {admin.region} has no such running broker")
     _check_owned(request, owner, bundle)
     if chosen is None:
         await owner.give_up(bundle)
         return done()
     if chosen.broker == owner.name and owner.term(bundle) is not None:
-        raise Refused(412, f"?destinationBroker={to}: that broker owns {bundle} already")
+        raise Refused(412, f"?destinationBroker={to}: that broker already owns {bundle}")
     await _own(owner, bundle)
     if chosen.broker != owner.name:
         await owner.give_up(bundle, chosen.broker)
@@ -65,7 +65,7 @@ async def unload(request: web.Request) -> web.Response:
 
 
 async def split(request: web.Request) -> web.Response:
-    """Split a bundle; its topics stay open. ``?unload=true``: its parts may go to other brokers then.
+    """Split a bundle; its topics stay open. ``?unload=true``: its parts may then move to other brokers.
 
     ``?splitAlgorithmName=``: equal ranges, equal numbers of topics, or at the positions in the body."""
     admin, owner = state(request), state(request).owner
@@ -104,7 +104,7 @@ async def positions(request: web.Request) -> web.Response:
 
 
 async def _bundle(request: web.Request) -> Bundle:
-    """The one in the path. :raises NotFound: there is no such namespace or bundle."""
+    """The bundle in the path. :raises NotFound: there is no such namespace or bundle."""
     admin, text = state(request), part(request, "bundle")
     bundles = await dealing.of(admin, namespace_of(request))
     if text == LARGEST:
@@ -118,7 +118,7 @@ async def _bundle(request: web.Request) -> Bundle:
 
 
 async def in_namespace(admin: AdminState, namespace: str) -> list[str]:
-    """Its persistent topics."""
+    """The namespace's persistent topics."""
     return await admin.service.registry.names(namespace)
 
 
@@ -146,7 +146,7 @@ async def _own(owner: BundleOwner, bundle: Bundle) -> None:
 
 
 async def _borders(request: web.Request, bundle: Bundle) -> list[int]:
-    """Where to split the bundle, ascending. :raises Refused: that cannot be told, or is not inside it."""
+    """Where to split the bundle, ascending. :raises Refused: that cannot be determined, or is outside the bundle."""
     algorithm = request.query.get("splitAlgorithmName") or EQUAL_RANGES
     given = await body(request, default=None)
     try:
@@ -169,7 +169,7 @@ async def _borders(request: web.Request, bundle: Bundle) -> list[int]:
 
 
 async def _close_topics(admin: AdminState, bundle: Bundle) -> None:
-    """Of a bundle, in a region of one broker; each is opened again when it is needed."""
+    """Close a bundle's topics, in a region of one broker; each is opened again when needed."""
     prefix = f"persistent://{bundle.namespace}/"
     names = [topic_name.parse(name) async for name in in_turns(admin.service.topics) if name.startswith(prefix)]
     for name in names:

@@ -39,7 +39,7 @@ async def update(request: web.Request) -> web.Response:
     """Change a cluster's addresses."""
     given, name, clusters = await body(request), part(request, "cluster"), state(request).catalog.clusters
     record = ClusterRecord.from_json(given)
-    if KIND not in given:  # Pulsar's tools do not know of it
+    if KIND not in given:  # Pulsar's tools do not know it
         known = await clusters.get(name)
         record = replace(record, kind=known.kind, replicator_role=known.replicator_role)
     await clusters.update(name, record)
@@ -56,7 +56,7 @@ async def delete(request: web.Request) -> web.Response:
         await clusters.delete(name)
         await state(request).catalog.introductions.withdraw(name)
         with suppress(NotFound):
-            await clusters.delete(name)  # if the introduction made it again in between
+            await clusters.delete(name)  # if its introduction created it again meanwhile
     except NotEmpty as used:
         raise Refused(412, str(used)) from None
     return done()

@@ -20,7 +20,7 @@ async def start(request: web.Request) -> web.Response:
         topic.check_own_log("compact")
     compactions = [topic.compaction for topic in topics]
     idle = [one for one in compactions if one.status is not Status.RUNNING]
-    for compaction in idle or compactions:  # with none idle, the first refuses
+    for compaction in idle or compactions:  # if none is idle, the first refuses
         compaction.start()
     return done()
 
@@ -32,7 +32,7 @@ async def status(request: web.Request) -> web.Response:
 
 
 def urgency(shown: Mapping[str, Any]) -> int:
-    """Of a status as it is shown: the greater, the more it needs attention."""
+    """Urgency of a shown status: the greater, the more attention it needs."""
     return _ORDER.index(Status(shown["status"]))
 
 

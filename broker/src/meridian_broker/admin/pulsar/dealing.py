@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Into which bundles the topics of a namespace are dealt."""
+"""The bundles into which a namespace's topics fall."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def of(admin: AdminState, namespace: str) -> Bundles:
 
 
 def known(admin: AdminState, namespace: str) -> Bundles | None:
-    """The same, as far as it is known without reading anything."""
+    """The same if known without reading anything; otherwise None."""
     if admin.owner is not None:
         return admin.owner.view.bundles.get(namespace)
     record = admin.catalog.namespace(namespace)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``expireMessages``: entries go by hand, without an acknowledgement (R14).
+"""``expireMessages``: an operator drops entries, without an acknowledgement (R14).
 
-In this region alone, for each region applies its own drops; with ``?allRegions=true`` in every region of the topic.
-"""
+In this region alone, as each region applies its own drops; with ``?allRegions=true`` in every region of the topic."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ async def by_age(request: web.Request) -> web.Response:
 
 
 async def by_age_in_all(request: web.Request) -> web.Response:
-    """The same for all subscriptions of the topic."""
+    """Expire messages older than this many seconds for all subscriptions; with ``?allRegions=true`` in every region."""
     seconds = number(part(request, "seconds"), "the age in seconds")
     topics = await opened(request)
     await _drop_old([one for topic in topics for one in topic.subscriptions.values()], seconds)
@@ -78,7 +77,7 @@ def _upto(topic: TopicContext, given: object, place: Position) -> Position:
 
 
 def _check_backlog(request: web.Request, found: list[Subscription]) -> None:
-    """:raises Refused: nothing is there that could go, here where it is asked for."""
+    """:raises Refused: nothing could expire here, and other regions are not meant."""
     if not flag(request, ALL_REGIONS) and not any(subscription.backlog() for subscription in found):
         raise Refused(409, f"subscription {found[0].name!r} has no backlog on {found[0].topic.name}: nothing expires")
 
@@ -101,7 +100,7 @@ async def _elsewhere(request: web.Request, topic: TopicContext) -> None:
 
 
 async def _id_elsewhere(request: web.Request, topic: TopicContext, place: Position, *, excluded: bool) -> None:
-    """The message has another id in every region: ask for it, then let everything up to it go there."""
+    """The message has another id in each region: ask for it, then expire everything up to it there."""
     admin = state(request)
     path = in_path(topic.name)
     name = quote(part(request, "subscription"), safe="")

@@ -21,7 +21,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
 
 
 def owners(request: web.Request) -> Owners | None:
-    """Who makes the partitions; None: this broker, which is its region's only one."""
+    """Who creates the partitions; None: this broker, its region's only one."""
     return None if state(request).brokers is None else _OwnersOverHttp(request)
 
 
@@ -53,12 +53,12 @@ class _OwnersOverHttp:
 
 
 async def begun(request: web.Request) -> web.Response:
-    """What further partitions of the topic begin with: the subscriptions of this one, the first."""
+    """What new partitions of the topic start with: the subscriptions of this one, the first."""
     return answer(dict(await partition_growth.subscriptions(state(request).service.opener, topic_of(request))))
 
 
 async def prepare(request: web.Request) -> web.Response:
-    """Make this partition, or take it back, before the topic has its new number."""
+    """Create this partition, or remove it again, before the topic has its new number."""
     given = await body(request, limit=LARGE_BODY_BYTES)
     name = topic_of(request)
     if not isinstance(given, Mapping) or name.partition < 0:

@@ -21,7 +21,7 @@ from meridian_broker.topics.reopening import Run
 from meridian_broker.topics.subscriptions.damaged_records import Loss
 
 SHOWN: Final = 100
-"""Topics that are named."""
+"""Limit on topics that are named."""
 
 
 async def health(request: web.Request) -> web.Response:
@@ -48,7 +48,7 @@ async def status_page(request: web.Request) -> web.Response:
 
 
 async def inside(request: web.Request) -> web.Response:
-    """Health of the metadata store, periodic work, files, and topics that keep failing or wait for a person."""
+    """Health of the metadata store, periodic work, files, and topics that keep failing or need an operator."""
     admin = state(request)
     works = [
         {
@@ -101,7 +101,7 @@ async def _troubled(admin: AdminState) -> tuple[dict[str, Any], dict[str, Any], 
 
 
 def _damaged_topics(gaps: Mapping[str, list[Gap]]) -> dict[str, Any]:
-    """Topics with damaged entries that no region has, and how a person accepts their loss."""
+    """Topics with damaged entries that no region has, and how to accept their loss."""
     shown = [(name, gap) for name, some in sorted(gaps.items()) for gap in some[:SHOWN]][:SHOWN]
     first = [
         {"topic": name, "command": f"meridian topics accept-gap {name} --origin {gap.origin} --up-to {gap.upto}"}
@@ -159,7 +159,7 @@ def _failing_topics(admin: AdminState) -> dict[str, Any]:
 
 
 def check_ready(request: web.Request) -> None:
-    """:raises Refused: the broker starts, or shuts down."""
+    """:raises Refused: the broker is starting, or shutting down."""
     if not state(request).ready:
         raise Refused(503, "this broker is starting: ask again in a moment")
     if state(request).gateway.draining:

@@ -29,7 +29,7 @@ _RATES: Final = ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut
 
 
 class LoadReports:
-    """Makes them, and remembers what rates are computed from."""
+    """Makes the reports, and remembers what rates are computed from."""
 
     def __init__(self, admin: AdminState, rates: Rates) -> None:
         self._admin = admin
@@ -99,7 +99,7 @@ LOAD: Final = web.AppKey("load", LoadReports)
 
 
 async def report(request: web.Request) -> web.Response:
-    """What this broker carries: processor, memory, and rates and numbers of each of its bundles."""
+    """This broker's load: CPU, memory, and the rates and counts of each of its bundles."""
     return answer(await request.app[LOAD].make())
 
 
@@ -117,7 +117,7 @@ def _counts(topic: Topic) -> dict[str, int]:
 
 
 def _memory() -> dict[str, float]:
-    """Resident memory of this process in MiB, of the machine's."""
+    """Resident memory of this process, and the machine's memory, in MiB."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

@@ -15,7 +15,7 @@ LISTENER_HEADER: Final = "X-Pulsar-ListenerName"
 
 
 async def topic(request: web.Request) -> web.Response:
-    """Addresses of the broker that serves the topic, as the listener that the client names knows them."""
+    """Addresses of the broker that serves the topic, for the listener that the client names."""
     admin = state(request)
     admin.service.registry.check_lives_here(any_topic_of(request))
     listener = request.headers.get(LISTENER_HEADER) or request.query.get("listenerName", "")

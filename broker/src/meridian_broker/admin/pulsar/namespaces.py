@@ -41,7 +41,7 @@ from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 
 AGAIN_SECONDS: Final = 0.1
-"""Between two questions to a region that is about to delete topics."""
+"""Between two requests to a region that is still deleting topics."""
 
 
 async def listed(request: web.Request) -> web.Response:
@@ -57,7 +57,7 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """Make a namespace; the body holds its first policies."""
+    """Create a namespace; the body holds its first policies."""
     given = permissions.without_policy(await body(request, default=None))
     record = NamespaceRecord.from_json(_with_bundles(state(request), {} if given is None else given))
     await check_allowed(state(request), part(request, "tenant"), record.replication_clusters)
@@ -66,7 +66,7 @@ async def create(request: web.Request) -> web.Response:
 
 
 def _with_bundles(admin: AdminState, given: Any) -> Any:
-    """The policies with the default number of bundles where none is given; 0 is none, as in Pulsar."""
+    """The policies, with the default number of bundles if none is given; 0 counts as none, as in Pulsar."""
     if not isinstance(given, dict):
         return given
     bundles = given.get(policies.BUNDLES)
@@ -127,7 +127,7 @@ async def _become_empty_elsewhere(admin: AdminState, name: str) -> None:
 
 
 async def _bases(admin: AdminState, name: str) -> Set[TopicName]:
-    """The topics of the namespace that are here, each with its partitions."""
+    """The namespace's topics here, a partitioned one by its own name."""
     return {
         *await admin.catalog.partitioned.names(name),
         *(topic.base for topic in await admin.catalog.topics.names(name)),
@@ -137,7 +137,7 @@ async def _bases(admin: AdminState, name: str) -> Set[TopicName]:
 async def _check_empty_elsewhere(
     admin: AdminState, name: str, *, may_be_away: bool, but: Set[TopicName] = frozenset()
 ) -> None:
-    """If regions share this namespace, it is deleted in all of them.
+    """If regions share this namespace, it is deleted in all of them, and must be empty there.
 
     :param but: these topics are about to be deleted here, and with that in their other regions.
     :raises NotEmpty: a region has topics in it. :raises Refused: a region cannot be asked.
@@ -161,7 +161,7 @@ async def _check_empty_elsewhere(
 
 
 def _goes(admin: AdminState, region: str, topic: str, deleted: Set[TopicName]) -> bool:
-    """Whether a topic of another region goes with those that are deleted here."""
+    """Whether a topic of another region is deleted with those deleted here."""
     try:
         base = topic_name.parse(topic).base
     except InvalidTopicNameError:
@@ -200,7 +200,7 @@ async def set_allowed_clusters(request: web.Request) -> web.Response:
 
 
 async def get_topics(request: web.Request) -> web.Response:
-    """Names of the namespace's topics, partitions each by its own."""
+    """Names of the namespace's topics, each partition by its own name."""
     await _record(request)
     mode = request.query.get("mode", "PERSISTENT").upper()
     namespace, service = namespace_of(request), state(request).service
@@ -211,7 +211,7 @@ async def get_topics(request: web.Request) -> web.Response:
 
 
 async def unload(request: web.Request) -> web.Response:
-    """Close all topics of the namespace; each is opened again when it is needed."""
+    """Close all topics of the namespace; each is opened again when needed."""
     if state(request).brokers is not None:
         await whole_namespaces.unload(request)
         return done()
@@ -224,7 +224,7 @@ async def unload(request: web.Request) -> web.Response:
 
 
 async def clear_backlog(request: web.Request) -> web.Response:
-    """Acknowledge everything of all subscriptions, or of the named one, in all topics of the namespace."""
+    """Acknowledge everything for all subscriptions, or the named one, in all topics of the namespace."""
     wanted = request.match_info.get("subscription")
     if state(request).brokers is not None:
         await whole_namespaces.clear_backlog(request, wanted)
@@ -271,7 +271,7 @@ async def _open_topics(request: web.Request) -> list[Topic]:
 
 
 async def _all_topics(request: web.Request) -> list[Topic]:
-    """But the one that carries metadata events."""
+    """All topics but the one that carries metadata events."""
     await _record(request)
     service, sharing = state(request).service, state(request).sharing
     names = await service.registry.names(namespace_of(request))

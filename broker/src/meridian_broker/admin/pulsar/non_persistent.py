@@ -12,7 +12,7 @@ from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT
 
 
 def is_non_persistent(request: web.Request) -> bool:
-    """Is the path about one?"""
+    """Whether the path is about a non-persistent topic."""
     return part(request, "domain") == NON_PERSISTENT
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Offloading of ledgers to an object store: a topic's, on request, and ``offloadPolicies`` as a whole.
 
-Pulsar's policy also says to which store. Here that is the broker's settings alone: whoever may change policies must not
-make brokers send messages to, or requests from, a place of their choice. So a policy is refused that names another one.
+Pulsar's policy also names the store. Here the broker's settings alone do: whoever may change policies must not make
+brokers send messages to, or request them from, a place of their choice. So a policy that names another one is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PLACE: Final = {
     "managedLedgerOffloadRegion": "s3ManagedLedgerOffloadRegion",
     "managedLedgerOffloadServiceEndpoint": "s3ManagedLedgerOffloadServiceEndpoint",
 }
-"""Of a policy -> the setting that says so."""
+"""Field of a policy -> the setting that decides it."""
 SECRETS: Final = (
     "s3ManagedLedgerOffloadCredentialId",
     "s3ManagedLedgerOffloadCredentialSecret",
@@ -44,7 +44,7 @@ SECRETS: Final = (
     "gcsManagedLedgerOffloadServiceAccountKeyFile",
 )
 DRIVERS: Final = frozenset(("aws-s3", "s3"))
-"""Two names of one."""
+"""Two names of the same driver."""
 
 
 def _rounds(request: web.Request) -> OffloadRounds:
@@ -80,7 +80,7 @@ async def status(request: web.Request) -> web.Response:
 
 
 def offloaded_json(admin: AdminState, topic: str, ledgers: Mapping[int, int]) -> dict[str, Any]:
-    """What the statistics of a topic say. :param ledgers: the bytes of each."""
+    """A topic's statistics of offloading. :param ledgers: the bytes of each ledger."""
     rounds = admin.offload
     if rounds is None:
         return {"offloadedStorageSize": 0}
@@ -104,7 +104,7 @@ def _policy_json(request: web.Request, own: Mapping[str, Any]) -> dict[str, Any]
 
 def _reading(place: Place) -> Handler:
     async def read(request: web.Request) -> web.Response:
-        """When ledgers are copied to the object store, and leave where they were; empty when it is not set here."""
+        """When ledgers are copied to the object store, and leave their first storage; empty when not set here."""
         own = await place.own(request)
         if place is OfTopic and flag(request, "applied"):
             own = {policy: applied(request, policy) for policy in FIELDS.values()}
@@ -115,7 +115,7 @@ def _reading(place: Place) -> Handler:
 
 def _setting(place: Place) -> Handler:
     async def set_it(request: web.Request) -> web.Response:
-        """Set when ledgers are copied to the object store, and leave where they were."""
+        """Set when ledgers are copied to the object store, and leave their first storage."""
         given = await body(request)
         if not isinstance(given, Mapping):
             raise Invalid("offload policies: expected an object")
@@ -128,7 +128,7 @@ def _setting(place: Place) -> Handler:
 
 def _removing(place: Place) -> Handler:
     async def remove(request: web.Request) -> web.Response:
-        """Remove the settings of when ledgers are copied to the object store."""
+        """Remove the settings for copying ledgers to the object store."""
         await place.set_all(request, dict.fromkeys(FIELDS.values()))
         return done()
 
@@ -136,7 +136,7 @@ def _removing(place: Place) -> Handler:
 
 
 def _check_place(admin: AdminState, given: Mapping[str, Any]) -> None:
-    """:raises Refused: the policy wants another object store than the settings have, or brings credentials."""
+    """:raises Refused: the policy names another object store than the settings, or brings credentials."""
     if any(given.get(name) for name in SECRETS):
         raise Refused(412, "credentials for the object store belong in the environment of the brokers, not in a policy")
     for name, key in PLACE.items():
@@ -145,7 +145,7 @@ def _check_place(admin: AdminState, given: Mapping[str, Any]) -> None:
         if is_driver and {str(wanted).lower(), have.lower()} <= DRIVERS:
             continue
         if wanted and wanted != have:
-            raise Refused(412, f"{name} is {str(wanted)[:100]!r}, and this broker has {have!r}: see its settings")
+            raise Refused(412, f"{name} is {str(wanted)[:100]!r}, but this broker's settings have {have!r}")
 
 
 def handlers() -> list[tuple[str, str, str, Handler, bool]]:

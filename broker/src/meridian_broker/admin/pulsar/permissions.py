@@ -27,14 +27,14 @@ from meridian_broker.metadata.permissions import PermissionsOfRoles
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 POLICY = "auth_policies"
-"""Among the policies of a namespace as Pulsar shows them."""
+"""The name of permissions among a namespace's policies, as Pulsar shows them."""
 ON_NAMESPACE = "namespace_auth"
 ON_TOPICS = "destination_auth"
 ON_SUBSCRIPTIONS = "subscription_auth_roles"
 
 
 async def of_namespace(request: web.Request) -> web.Response:
-    """Actions by role, on the namespace."""
+    """The actions permitted to each role in the namespace."""
     return answer(_shown(await _permissions(request).on_namespace(namespace_of(request))))
 
 
@@ -46,13 +46,13 @@ async def grant_in_namespace(request: web.Request) -> web.Response:
 
 
 async def revoke_in_namespace(request: web.Request) -> web.Response:
-    """Revoke all that a role was permitted in the namespace. It keeps what it was permitted on topics."""
+    """Revoke a role's permissions in the namespace. It keeps those on topics."""
     await _permissions(request).revoke_in_namespace(namespace_of(request), part(request, "role"))
     return done()
 
 
 async def of_topic(request: web.Request) -> web.Response:
-    """Actions by role, on the topic: those on its namespace included."""
+    """The actions permitted to each role on the topic, including those in its namespace."""
     topic, permissions = _topic(request), _permissions(request)
     found = dict(await permissions.on_namespace(topic.namespace_name))
     for role, actions in (await permissions.on_topic(topic)).items():
@@ -61,14 +61,14 @@ async def of_topic(request: web.Request) -> web.Response:
 
 
 async def grant_on_topic(request: web.Request) -> web.Response:
-    """Permit a role the actions in the body, and no others, on the topic, which need not exist yet."""
+    """Permit a role the actions in the body, and no others, on the topic, which may not exist yet."""
     actions = await _actions(request)
     await _permissions(request).grant_on_topic(_topic(request), part(request, "role"), actions)
     return done()
 
 
 async def revoke_on_topic(request: web.Request) -> web.Response:
-    """Revoke all that a role was permitted on the topic. It keeps what it was permitted in the namespace."""
+    """Revoke a role's permissions on the topic. It keeps those in the namespace."""
     topic, role = _topic(request), part(request, "role")
     if not await _permissions(request).revoke_on_topic(topic, role):
         raise Refused(412, f"role {role} has no permission on {topic} itself: see those on its namespace")
@@ -86,7 +86,7 @@ async def as_policy(request: web.Request, namespace: str) -> dict[str, Any]:
 
 
 def without_policy(given: Any) -> Any:
-    """The policies of a new namespace without that of permissions, which tools send empty.
+    """The policies of a new namespace without permissions, which tools send empty.
 
     :raises Invalid: it is not empty.
     """

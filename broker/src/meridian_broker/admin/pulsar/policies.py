@@ -87,12 +87,12 @@ def _element(request: web.Request, policy: str) -> str | None:
     return state(request).region if TABLE[policy].each == "region" else None
 
 
-_WHERE: Final = {False: "", True: ", in all regions; with ``?region=``, in the one asked alone"}
+_WHERE: Final = {False: "", True: ", in all regions; with ``?region=``, only in the one that is asked"}
 
 
 async def _others(request: web.Request, place: Place) -> frozenset[str]:
-    """The other regions of the namespace or topic that have to be told, unless the request is about this one alone:
-    not those that share the policy by the event topic (docs/metadata.md).
+    """The other regions of the namespace or topic that must be told, unless the request is about this one alone.
+    Regions that share the policy by the event topic need not be (docs/metadata.md).
 
     :raises Refused: it is about another one.
     """
@@ -127,7 +127,7 @@ def reading(place: Place, endpoint: Endpoint) -> Handler:
             return done() if endpoint.unset is None else answer(endpoint.unset)
         return answer(TABLE[endpoint.policy].show(value))
 
-    read.__doc__ = f"Read {endpoint.what}; empty when it is not set here."
+    read.__doc__ = f"Read {endpoint.what}; empty when not set here."
     return read
 
 
@@ -141,7 +141,7 @@ def setting(place: Place, endpoint: Endpoint) -> Handler:
             value = await body(request)
         largest = state(request).service.parts.topic_limits.message_bytes
         if endpoint.policy == policies.MAX_MESSAGE_SIZE and isinstance(value, int) and value > largest:
-            raise Refused(412, f"{value} bytes: this broker takes messages of at most {largest} bytes")
+            raise Refused(412, f"{value} bytes: this broker accepts messages of at most {largest} bytes")
         others = await _others(request, place) if endpoint.everywhere else frozenset()
         await place.set(request, endpoint.policy, value, _element(request, endpoint.policy))
         await ask_all(state(request), others, "POST", f"{request.rel_url.raw_path}?region={{region}}", value)
@@ -152,7 +152,7 @@ def setting(place: Place, endpoint: Endpoint) -> Handler:
 
 
 def removing(place: Place, endpoint: Endpoint) -> Handler:
-    """How the policy is taken away."""
+    """How the policy is removed."""
 
     async def remove(request: web.Request) -> web.Response:
         others = await _others(request, place) if endpoint.everywhere else frozenset()
@@ -178,7 +178,7 @@ def quotas(place: Place) -> Handler:
 
 
 async def topic_regions(request: web.Request) -> web.Response:
-    """Regions that the topic has chosen for itself; empty when it lives where its namespace does."""
+    """The topic's own regions; empty when it lives in its namespace's."""
     if flag(request, "applied"):
         parts, name = state(request).service.parts, str(await _existing(request))
         return answer(sorted(parts.regions_of(name) | parts.pulsar_regions_of(name)))
@@ -187,16 +187,16 @@ async def topic_regions(request: web.Request) -> web.Response:
 
 
 async def set_topic_regions(request: web.Request) -> web.Response:
-    """Choose the topic's regions; the body is a list of clusters, this one among them.
+    """Set the topic's regions; the body is a list of clusters, including this one.
 
-    Those that are new to the topic are asked how many partitions it has there."""
+    Regions that are new to the topic are asked how many partitions it has there."""
     admin, name = state(request), await _existing(request)
     given = await body(request)
     if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
-        raise Refused(412, 'the body is a list of clusters, for example ["us-east", "us-west"]')
+        raise Refused(412, 'expected a list of clusters, for example ["us-east", "us-west"]')
     if admin.region not in given:
         raise Refused(
-            412, f"{admin.region}, where you ask, is not among {', '.join(given)}: delete the topic there instead"
+            412, f"{admin.region}, which you ask, is not among {', '.join(given)}: delete the topic there instead"
         )
     await check_allowed(admin, name.tenant, given)
     new = set(given) - admin.service.parts.regions_of(str(name)) - admin.catalog.pulsar_regions()
@@ -206,7 +206,7 @@ async def set_topic_regions(request: web.Request) -> web.Response:
 
 
 async def remove_topic_regions(request: web.Request) -> web.Response:
-    """Let the topic live where its namespace does."""
+    """Let the topic live in its namespace's regions."""
     await OfTopic.set(request, policies.REPLICATION, None, None)
     return done()
 
@@ -227,7 +227,7 @@ def setting_quota(place: Place) -> Handler:
 
 
 def removing_quota(place: Place) -> Handler:
-    """How a backlog quota is taken away."""
+    """How a backlog quota is removed."""
 
     async def remove(request: web.Request) -> web.Response:
         """Remove the backlog quota of one kind."""

@@ -17,17 +17,17 @@ class Endpoint:
     namespace: str
     topic: str
     what: str
-    """It holds ..."""
+    """What it holds; completes "Read ..."."""
     everywhere: bool = False
     """Setting it in one region sets it in all, unless ``?region=`` names that one alone."""
     verb: str = "POST"
-    """That sets it."""
+    """The HTTP method that sets it."""
     unset: int | None = None
     """The answer when it is not set; None: an empty one."""
 
 
 ENDPOINTS: Final = (
-    Endpoint(policies.RETENTION, "retention", "retention", "how long acknowledged messages stay"),
+    Endpoint(policies.RETENTION, "retention", "retention", "how long acknowledged messages are kept"),
     Endpoint(policies.MESSAGE_TTL, "messageTTL", "messageTTL", "the seconds after which messages expire"),
     Endpoint(
         policies.DEDUPLICATION, "deduplication", "deduplicationEnabled", "whether duplicates from producers are dropped"
@@ -37,7 +37,7 @@ ENDPOINTS: Final = (
         policies.REPLICATE_SUBSCRIPTIONS,
         "replicateSubscriptionState",
         "replicateSubscriptionState",
-        "whether subscriptions made from now on are replicated, unless their creator says otherwise",
+        "whether new subscriptions are replicated, unless their creator says otherwise",
         everywhere=True,
     ),
     Endpoint(
@@ -64,10 +64,13 @@ ENDPOINTS: Final = (
         policies.REPLICATOR_DISPATCH_RATE,
         "replicatorDispatchRate",
         "replicatorDispatchRate",
-        "how much may be sent from this region to each other one",
+        "how much may be sent from this region to each other region",
     ),
     Endpoint(
-        policies.DELAYED_DELIVERY, "delayedDelivery", "delayedDelivery", "whether and how much messages may be delayed"
+        policies.DELAYED_DELIVERY,
+        "delayedDelivery",
+        "delayedDelivery",
+        "whether messages may be delayed, and by how much",
     ),
     Endpoint(
         policies.INACTIVE_TOPICS, "inactiveTopicPolicies", "inactiveTopicPolicies", "when unused topics are removed"
@@ -76,7 +79,7 @@ ENDPOINTS: Final = (
         policies.COMPACTION_THRESHOLD,
         "compactionThreshold",
         "compactionThreshold",
-        "the bytes not compacted yet at which a topic is compacted",
+        "how many uncompacted bytes trigger a topic's compaction",
     ),
     Endpoint(policies.MAX_CONSUMERS, "maxConsumersPerTopic", "maxConsumers", "how many consumers a topic may have"),
     Endpoint(
@@ -104,12 +107,14 @@ ENDPOINTS: Final = (
         "maxUnackedMessagesOnSubscription",
         "how many messages all consumers of a subscription may have without acknowledging them",
     ),
-    Endpoint(policies.MAX_MESSAGE_SIZE, "", "maxMessageSize", "the bytes a message may have, its metadata included"),
+    Endpoint(
+        policies.MAX_MESSAGE_SIZE, "", "maxMessageSize", "how many bytes a message may have, including its metadata"
+    ),
     Endpoint(
         policies.OFFLOAD_THRESHOLD,
         "offloadThreshold",
         "",
-        "the bytes of a topic that are not copied to the object store; -1: no limit",
+        "how many bytes of a topic may stay out of the object store; -1: no limit",
         verb="PUT",
         unset=-1,
     ),
@@ -125,7 +130,7 @@ ENDPOINTS: Final = (
         policies.OFFLOAD_LAG,
         "offloadDeletionLagMs",
         "",
-        "how long ledgers stay where they were stored after they were copied to the object store",
+        "how long ledgers stay in their first storage after they were copied to the object store",
         verb="PUT",
     ),
     Endpoint(
@@ -141,12 +146,12 @@ ENDPOINTS: Final = (
         "the minutes without a consumer after which a subscription is deleted",
     ),
     Endpoint(
-        policies.AUTO_TOPICS, "autoTopicCreation", "", "whether clients create topics by naming them, and of which kind"
+        policies.AUTO_TOPICS, "autoTopicCreation", "", "whether clients create topics by using them, and of which kind"
     ),
     Endpoint(
         policies.AUTO_SUBSCRIPTIONS,
         "autoSubscriptionCreation",
         "autoSubscriptionCreation",
-        "whether consumers create subscriptions by naming them",
+        "whether consumers create subscriptions by using them",
     ),
 )

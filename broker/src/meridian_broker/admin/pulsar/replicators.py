@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cursors of replicators, which Pulsar's admin API addresses like subscriptions: ``pulsar.repl.REGION``.
 
-Their backlog can be dropped, and nothing else. It acts in the region that is asked: the cursor is that region's.
+Their backlog can be dropped, and nothing else. This acts only in the region that is asked: the cursor is that region's.
 """
 
 from __future__ import annotations

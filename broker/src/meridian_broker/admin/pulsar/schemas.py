@@ -45,7 +45,7 @@ async def every(request: web.Request) -> web.Response:
 
 
 async def add(request: web.Request) -> web.Response:
-    """Add a schema; the same definition again has the version it has already."""
+    """Add a schema; an identical one keeps its version."""
     schema = _given(await body(request, limit=LARGE_BODY_BYTES))
     service = state(request).service
     name = topic_of(request)
@@ -57,24 +57,24 @@ async def add(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Delete all schemas; answers the newest version there was."""
+    """Delete all schemas; returns the newest version."""
     name = topic_of(request)
     check_not_shadow(request, name, "delete the schemas of")
     return answer(_version(await state(request).catalog.schemas.delete(name)))
 
 
 def _whose(request: web.Request) -> TopicName:
-    """The topic in the path, or the source that a shadow has its schemas from."""
+    """The topic in the path, or for a shadow its source, whose schemas it uses."""
     return state(request).catalog.shadows.schemas_of(topic_of(request))
 
 
 def _given(value: Any) -> pb.Schema:
-    """:raises Refused: no schema, or of no type known here."""
+    """:raises Refused: it is not a schema of a known type."""
     if not isinstance(value, Mapping) or not isinstance(value.get("schema", ""), str):
         raise Refused(422, 'expected the body {"type": .., "schema": text, "properties": {..}}')
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in NUMBERS:
-        raise Refused(422, f"{kind!r} is not a schema type: {', '.join(NUMBERS)}")
+        raise Refused(422, f"{kind!r} is not a schema type: expected one of {', '.join(NUMBERS)}")
     schema = pb.Schema(schema_data=str(value.get("schema", "")).encode(), type=pb.Schema.Type.Name(NUMBERS[kind]))
     for key, text in properties(value.get("properties")).items():
         schema.properties.add(key=key, value=text)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``.../shadowTopics``: the shadows of a topic (PIP-180).
 
-Pulsar's clients make a shadow with a property that names its source, and then write the list of the source's shadows:
-PUT, GET and DELETE are as in Pulsar. POST is the proposal's: one request makes a shadow and lists it; so is DELETE with
-``?topic=``, which deletes one.
-"""
+Pulsar's clients create a shadow with a property that names its source, and then write the list of the source's shadows:
+PUT, GET and DELETE are as in Pulsar. POST is the proposal's: one request creates a shadow and lists it; so is DELETE
+with ``?topic=``, which deletes one."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ async def listed(request: web.Request) -> web.Response:
 
 
 async def set_list(request: web.Request) -> web.Response:
-    """Replace the list. The shadows in it exist already."""
+    """Replace the list of the topic's shadows, which must exist already."""
     name, given = await _source(request), await body(request)
     if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
         raise Refused(412, "expected a list of names of shadow topics, with at least one in it")
@@ -46,7 +45,7 @@ async def set_list(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """Make a shadow of the topic. The body is its name, or an object.
+    """Create a shadow of the topic. The body is its name, or an object.
 
     The object has ``topic`` and, if wanted, ``holdSourceLedgers`` and ``autoResetBacklogEntries``."""
     source, given = await _source(request), await body(request)
@@ -72,7 +71,7 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def remove(request: web.Request) -> web.Response:
-    """Empty the list; the shadows stay. ``?topic=``: delete this shadow instead.
+    """Empty the list of shadows, but keep them. ``?topic=``: delete this shadow instead.
 
     ``&force=true``: also when clients are connected to it."""
     source, named = await _source(request), request.query.get("topic")
@@ -90,10 +89,10 @@ async def remove(request: web.Request) -> web.Response:
 
 
 async def delete_all(request: web.Request, source: TopicName, *, force: bool) -> None:
-    """Delete all shadows of a topic, before it goes itself, whichever broker serves them.
+    """Delete all shadows of a topic before the topic itself, whichever broker serves them.
 
     :raises TopicInUse, Refused: clients are connected to one, and ``force`` is not given; a broker cannot be asked; or
-        the role that asks does not administer one, and none was deleted.
+        the requester's role does not administer one, and none was deleted.
     """
     opener = state(request).service.opener
     await shadow_topics.as_stored(opener)
@@ -130,7 +129,7 @@ async def _source(request: web.Request) -> TopicName:
 
 
 async def changed_properties(request: web.Request, name: TopicName, added: Mapping[str, str], gone: str | None) -> None:
-    """Carry out what a change of properties means for a shadow, before they are written.
+    """Apply a change of properties to a shadow, before they are written.
 
     :raises Refused: a topic cannot become a shadow, or stop being one, or be one of another topic.
     """
@@ -142,7 +141,7 @@ async def changed_properties(request: web.Request, name: TopicName, added: Mappi
             raise Refused(412, f"{name} exists already: only a new topic becomes a shadow, by the property {SOURCE}")
         return
     if gone == SOURCE or (wanted is not None and wanted != str(record.source)):
-        raise Refused(412, f"{name} is a shadow of {record.source} for good: delete it, and create another one")
+        raise Refused(412, f"{name} is permanently a shadow of {record.source}: delete it, and create another one")
     changed: dict[str, Any] = {}
     if gone == HOLDS or HOLDS in added:
         changed["holds"] = gone == HOLDS or truth(added[HOLDS], HOLDS)
@@ -153,7 +152,7 @@ async def changed_properties(request: web.Request, name: TopicName, added: Mappi
 
 
 def check_not_shadow(request: web.Request, name: TopicName, doing: str) -> None:
-    """:raises Refused: it is a shadow, of which ``doing`` is the source's affair."""
+    """:raises Refused: the topic is a shadow, and ``doing`` that is up to its source."""
     record = state(request).catalog.shadows.find(name)
     if record is not None:
         raise Refused(405, f"{name} is a shadow of {record.source}, and read only: {doing} {record.source}")
@@ -163,21 +162,21 @@ def is_new_shadow(request: web.Request, having: Mapping[str, str]) -> bool:
     """Whether these properties make a new topic a shadow.
 
     :raises Invalid: they are contradictory.
-    :raises Refused: the role that asks does not administer the source.
+    :raises Refused: the requester's role does not administer the source.
     """
     for name in (HOLDS, RESETS):
         if name in having and SOURCE not in having:
-            raise Invalid(f"property {name} is for shadows: {SOURCE} names their source")
+            raise Invalid(f"property {name} is for shadows only, whose source {SOURCE} names")
     if SOURCE in having:
         check_others(request, [having[SOURCE]])
     return SOURCE in having
 
 
 def check_others(request: web.Request, topics: Iterable[str]) -> None:
-    """Who makes, lists or deletes shadows administers both sides: the topic in the path, and these.
+    """Whoever creates, lists or deletes shadows must administer both sides: the topic in the path, and these.
 
-    :raises Refused: its role does not.
-    :raises InvalidTopicNameError: one of them is no topic.
+    :raises Refused: the requester's role does not.
+    :raises InvalidTopicNameError: one of them is not a topic name.
     """
     for tenant in sorted({topic_name.parse(one).tenant for one in topics}):
         check_administers(request, tenant)

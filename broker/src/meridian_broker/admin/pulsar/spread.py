@@ -30,7 +30,7 @@ Spread = Callable[[web.Request, list[TopicName]], Awaitable[web.Response]]
 
 GONE: Final = 404
 _TOPIC: Final = {"admin": 6, "meridian": 7}
-"""Where a path has the topic's name: ``/admin/v2/domain/tenant/namespace/topic``, and with one part more before it."""
+"""Index of the topic's name in a path: ``/admin/v2/domain/tenant/namespace/topic``, or with one part more before it."""
 
 
 async def spread(request: web.Request, hows: Mapping[Handler, Spread]) -> web.Response | None:
@@ -173,7 +173,7 @@ async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
 
 
 async def _delete_as_elsewhere(request: web.Request, names: list[TopicName], stamp: Stamp) -> None:
-    """Another region deleted it. What was created after that stays."""
+    """Delete a topic that another region deleted. What was created after that stays."""
     name, partitioned = any_topic_of(request), state(request).catalog.partitioned
     known = await partitioned.deletion(name)
     if known is None or known.stamp < stamp:
@@ -182,7 +182,7 @@ async def _delete_as_elsewhere(request: web.Request, names: list[TopicName], sta
 
 
 async def _delete_parts(request: web.Request, names: list[TopicName], stamp: Stamp, query: str) -> None:
-    """Every partition at its owner, then the record."""
+    """Delete every partition at its owner, then the record."""
     name, admin = any_topic_of(request), state(request)
     every = dict.fromkeys([*names, *await removal.partition_names(admin.service.opener, name)])
     paths = [(one, f"/admin/v2/{in_path(str(one))}?{query}") for one in every]

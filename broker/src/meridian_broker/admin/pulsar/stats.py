@@ -121,7 +121,7 @@ def _total(parts: list[Json]) -> Json:
             elif key == "meridian":
                 known = total.get(key, {})
                 total[key] = {"missing": [*known.get("missing", ()), *value["missing"]]}
-                if "shadow" in value:  # of all partitions, or of none
+                if "shadow" in value:  # all partitions have it, or none
                     one = {**value["shadow"], "source": value["shadow"]["source"].partition("-partition-")[0]}
                     total[key]["shadow"] = _add_own(known["shadow"], one) if "shadow" in known else one
             elif key in ADDED:

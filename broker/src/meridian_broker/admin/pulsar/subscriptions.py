@@ -83,10 +83,9 @@ async def listed(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """Make a subscription, and its topic as a consumer would.
+    """Create a subscription, and its topic as a consumer would.
 
-    The body is the id of its next message, the latest when empty.
-    """
+    The body is the id of its next message; empty: the latest."""
     given = await body(request, default=None)
     name = part(request, "subscription")
     said = request.query.get("replicated")
@@ -107,9 +106,8 @@ async def create(request: web.Request) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """Delete a subscription, a replicated one in all regions; ``?force=true`` also when it has consumers.
 
-    They count in all regions, and those that cannot be asked forbid it as well (R16). Deleting that of compaction
-    deletes the compacted view.
-    """
+    Consumers count in all regions, and a region that cannot be asked forbids it as well (R16). Deleting the
+    subscription of compaction deletes the compacted view."""
     if part(request, "subscription") == COMPACTION_SUBSCRIPTION:
         await _forget_view(await opened(request))
         return done()
@@ -143,7 +141,7 @@ async def _forget_view(topics: list[Topic]) -> None:
 
 
 async def reset_to_time(request: web.Request) -> web.Response:
-    """Go to the first message published at or after a time, in milliseconds since 1970."""
+    """Move to the first message published at or after a time, in milliseconds since 1970."""
     time_ms = number(part(request, "timestamp"), "timestamp")
     for subscription in await named(request):
         await move_subscription_to_time(subscription, time_ms)
@@ -151,7 +149,7 @@ async def reset_to_time(request: web.Request) -> web.Response:
 
 
 async def reset_to_id(request: web.Request) -> web.Response:
-    """Go to a message: it is the next one, or the last one acknowledged when it is excluded."""
+    """Move to a message: it becomes the next one or, if excluded, the last acknowledged one."""
     given = await body(request)
     found = {subscription.topic.name: subscription for subscription in await named(request)}
     excluded = is_excluded(given)

@@ -22,7 +22,7 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """Make a tenant."""
+    """Create a tenant."""
     await state(request).catalog.tenants.create(part(request, "tenant"), await _record(request))
     return done()
 

@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class TopicStats:
-    """Makes the statistics of topics of one broker."""
+    """Makes the statistics of one broker's topics."""
 
     state: AdminState
     rates: Rates
@@ -125,7 +125,7 @@ class TopicStats:
         return owner.view.owner(bundles.of(name)) is not None
 
     def shadow(self, topic: Topic) -> Json:
-        """How a shadow stands to its source; nothing of another topic."""
+        """A shadow's state relative to its source; empty for other topics."""
         record = self.state.catalog.shadows.find(topic_name.parse(topic.name))
         if record is None or not isinstance(topic.log, LogView):
             return {}
@@ -350,4 +350,4 @@ def _state(topic: Topic) -> str:
 
 
 STATS: Final = web.AppKey("stats", TopicStats)
-"""Where the admin server keeps the one of its broker."""
+"""Where the admin server keeps its broker's statistics."""

@@ -75,7 +75,7 @@ async def opened_one(request: web.Request) -> Topic:
 
 
 async def listed(request: web.Request) -> web.Response:
-    """Names of the namespace's topics of that domain, partitions each by its own."""
+    """Names of the namespace's topics of that domain, each partition by its own name."""
     namespace, service = namespace_of(request), state(request).service
     await state(request).catalog.namespaces.get(namespace)
     if part(request, "domain") == NON_PERSISTENT:
@@ -93,7 +93,7 @@ async def listed_partitioned(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """Make a topic without partitions; the body holds its properties."""
+    """Create a topic without partitions; the body holds its properties."""
     having = properties(await body(request, default=None))
     opener, name = state(request).service.opener, any_topic_of(request)
     if shadows.is_new_shadow(request, having):
@@ -115,12 +115,12 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -> None:
-    """Here, then in the topic's other regions, as one deletion (R8).
+    """Delete a topic here, then in its other regions, as one deletion (R8).
 
     A region that is away finds out when it is back (``topics.incarnations``).
 
-    :raises Refused: it is used in another region or one cannot be asked, and it is not forced; or it is gone here, and
-        another region did not do it.
+    :raises Refused: not forced, and a region uses the topic or cannot be asked; or it was deleted here, but not in
+        another region.
     """
     admin = state(request)
     given = request.query.get("stamp")
@@ -157,7 +157,7 @@ async def check_deletion(admin: AdminState, name: TopicName, others: Collection[
 async def _delete_everywhere(
     admin: AdminState, name: TopicName, others: Collection[str], path: str, *, force: bool
 ) -> None:
-    """Here, and in the other regions at the same time once it is certain here."""
+    """Delete here and, once that is certain, in the other regions at the same time."""
     told: list[asyncio.Task[None]] = []
 
     def tell(stamp: Stamp) -> None:
@@ -200,7 +200,7 @@ def _creation(text: str) -> Stamp:
 
 
 async def get_partitions(request: web.Request) -> web.Response:
-    """How many partitions a topic has, 0 for a topic without.
+    """The number of a topic's partitions; 0: it is not partitioned.
 
     ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8)."""
     name, service = any_topic_of(request), state(request).service
@@ -219,10 +219,10 @@ async def get_partitions(request: web.Request) -> web.Response:
 
 
 async def create_partitioned(request: web.Request) -> web.Response:
-    """Make a partitioned topic; the body is the number of partitions.
+    """Create a partitioned topic; the body is the number of partitions.
 
     ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8). ``?created=``: its
-    stamp of the creation, which decides if this region has a topic without partitions by that name."""
+    stamp of the creation, which decides if this region has an unpartitioned topic of that name."""
     given = await body(request)
     having: dict[str, str] = {}
     if isinstance(given, Mapping):
@@ -252,7 +252,7 @@ async def _follow_base(request: web.Request, name: TopicName) -> None:
 
 
 async def grow(request: web.Request) -> web.Response:
-    """Add partitions; the body is the new number. They never become fewer.
+    """Add partitions; the body is the new number, which never decreases.
 
     ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8)."""
     name = any_topic_of(request)
@@ -281,7 +281,7 @@ async def delete_partitioned(request: web.Request) -> web.Response:
 
 
 def _count(value: object) -> int:
-    """:raises Refused: no number of partitions a topic can have."""
+    """:raises Refused: a topic cannot have this number of partitions."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise Refused(400, f"the number of partitions is {value!r}: expected a whole number")
     if not 1 <= value <= MAX_PARTITIONS:
@@ -367,13 +367,13 @@ async def unload(request: web.Request) -> web.Response:
 
 
 async def terminate(request: web.Request) -> web.Response:
-    """Accept no more messages to the topic, permanently, in this region; the answer is the id of its last one."""
+    """Accept no more messages to the topic, permanently, in this region; returns the id of the last one."""
     topic = await opened_one(request)
     return answer(id_json(await termination.terminate(topic), topic.partition))
 
 
 async def terminate_partitions(request: web.Request) -> web.Response:
-    """Let a partitioned topic take no more messages; the answer is the id of each partition's last one."""
+    """Accept no more messages to a partitioned topic, permanently; returns the id of each partition's last one."""
     await state(request).catalog.partitioned.get(topic_of(request))
     ends = {topic.partition: await termination.terminate(topic) for topic in await opened(request)}
     return answer({str(number): id_json(last, number) for number, last in ends.items()})
@@ -386,7 +386,7 @@ async def last_message_id(request: web.Request) -> web.Response:
 
 
 async def backlog_size(request: web.Request) -> web.Response:
-    """Bytes stored after a message, about; the body is its id."""
+    """Approximate bytes stored after a message; the body is its id."""
     topic = await opened_one(request)
     return answer(topic.log.bytes_after(message_id(await body(request))))
 

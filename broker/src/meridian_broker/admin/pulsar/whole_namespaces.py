@@ -18,7 +18,7 @@ GONE: Final = 404
 
 
 async def unload(request: web.Request) -> None:
-    """Every owner gives its bundles up. :raises Refused: not all did."""
+    """Have every owner give up its bundles. :raises Refused: not all did."""
     admin, namespace = state(request), namespace_of(request)
     bundles = await dealing.of(admin, namespace)
     parts = []
@@ -30,7 +30,7 @@ async def unload(request: web.Request) -> None:
 
 
 async def clear_backlog(request: web.Request, wanted: str | None) -> None:
-    """Of all subscriptions, or of the named one. :raises Refused: not all did."""
+    """Clear the backlog of all subscriptions, or of the named one. :raises Refused: not all did."""
     topics = await _topics(request, namespace_of(request))
     if wanted is None:
         listed = _there(await ask_each(request, [Part(one, "GET", f"{_path(one)}/subscriptions") for one in topics]))
@@ -49,7 +49,7 @@ async def unsubscribe(request: web.Request, name: str) -> None:
 
 
 async def delete_topics(request: web.Request, namespace: str) -> None:
-    """Also those with clients. :raises Refused: not all are gone."""
+    """Delete all topics, also those with clients. :raises Refused: not all are gone."""
     for source in {one.source for one in state(request).catalog.shadows.all()}:
         if source.namespace_name == namespace:
             await shadows.delete_all(request, source, force=True)
@@ -64,14 +64,14 @@ async def delete_topics(request: web.Request, namespace: str) -> None:
 
 
 async def _topics(request: web.Request, namespace: str) -> list[TopicName]:
-    """But the one that carries metadata events."""
+    """All topics but the one that carries metadata events."""
     await state(request).catalog.namespaces.get(namespace)
     names = await state(request).service.registry.names(namespace)
     return [topic_name.parse(name) for name in names if not state(request).sharing.carries_events(name)]
 
 
 def _there(said: list[Said]) -> list[Said]:
-    """Those that did it; topics and subscriptions that do not exist are left out.
+    """Those that succeeded; topics and subscriptions that do not exist are left out.
 
     :raises Refused: others did not do it.
     """

@@ -22,7 +22,7 @@ from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.pulsar.encode import SharedMessages
 
 LONG_ANSWERS: Final = 4
-"""Topic lists and schemas that are built at the same time; each may be megabytes."""
+"""Topic lists and schemas built at the same time; each may take megabytes."""
 
 
 class Peers(Protocol):
@@ -58,10 +58,10 @@ class Broker:
     connections_per_address_max: int
     """0: no limit."""
     strangers_max: int
-    """Limit for connections without a CONNECT. One more closes the oldest: a client sends CONNECT at once."""
+    """Limit for connections without a CONNECT. One more closes the oldest: clients send CONNECT at once."""
     concurrent_lookups: int
     pattern_length: int
-    """Longest pattern over topic names that is evaluated for clients."""
+    """Longest topic name pattern that is evaluated for clients."""
     keep_alive_seconds: float
     producer_name: Callable[[], str]
     """Generates names for producers that have none."""
@@ -90,14 +90,14 @@ class Broker:
     """Limit on what each connection may write in a turn of the loop."""
     publish_bytes: int = 0
     held_back: set[Connected] = field(default_factory=set)
-    """Connections that are not read until ``publish_bytes`` is lower."""
+    """Connections not read until ``publish_bytes`` falls to half its limit."""
     connections: set[Connected] = field(default_factory=set)
     strangers: dict[Connected, None] = field(default_factory=dict)
     """Connections without a CONNECT, oldest first."""
     clients: set[Connected] = field(default_factory=set)
     expiries: Expiries = field(default_factory=Expiries)
     addresses_connected: Counter[str] = field(default_factory=Counter)
-    """Clients by address."""
+    """Number of clients per address."""
 
     def check_for_clients(self, topic: str) -> None:
         """:raises NotAllowed: the topic is not for clients."""
@@ -124,7 +124,7 @@ class Broker:
             oldest.end("it sent no CONNECT, and new connections need its place")
 
     def let_in(self, connection: Connected) -> str | None:
-        """It sent CONNECT and is authenticated. Returns the reason if it may not stay; peer brokers always may."""
+        """Admit an authenticated connection. Returns the reason if it may not stay; peer brokers always may."""
         address = connection.address
         self.strangers.pop(connection, None)
         if connection.is_peer:
@@ -133,7 +133,8 @@ class Broker:
             return f"this broker has reached its limit of {self.connections_max} connections (brokerMaxConnections)"
         if 0 < self.connections_per_address_max <= self.addresses_connected[address]:
             return (
-                f"{address} has {self.connections_per_address_max} connections, the limit (brokerMaxConnectionsPerIp)"
+                f"{address} is at the limit of {self.connections_per_address_max} connections per address "
+                "(brokerMaxConnectionsPerIp)"
             )
         self.clients.add(connection)
         self.addresses_connected[address] += 1
@@ -153,7 +154,7 @@ class Broker:
                 del self.addresses_connected[address]
 
     def lets_wait(self, connection: Connected, answer: Callable[[], None]) -> bool:
-        """It sent CONNECT before startup was complete, and is answered then. False: too many are waiting already."""
+        """Answer a CONNECT once startup is complete. False: too many are waiting already."""
         if len(self.waiting) >= self.connections_max:
             return False
         self.strangers.pop(connection, None)

@@ -15,20 +15,20 @@ class Connected(Expiring, Protocol):
     transport: asyncio.Transport | None
     """None once it is closed."""
     listener: str
-    """The name of the listener that it came in by; empty: the default one."""
+    """Name of the listener that accepted it; empty: the default one."""
     address: str
-    """The client's, without the port."""
+    """The client's address, without the port."""
     is_peer: bool
     """Whether it is a broker of another region that has proven its region (R7)."""
     peer_name: str
     """The region that it has proven to be."""
     peer_region: str
-    """Which peer it is, of that region (``replication/progress/routes.py``), once it has sent HELLO; empty before."""
+    """The peer's name (``replication/progress/routes.py``), once it has sent HELLO; empty before."""
     peer_secret: bytes
-    """Id of the secret that it proved to know."""
+    """Id of the secret that it has proven to know."""
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send it together with all other output of this turn of the loop."""
+        """Send data together with all other output of this turn of the loop."""
         ...
 
     def keep_alive(self) -> None:

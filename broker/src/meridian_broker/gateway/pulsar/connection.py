@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[["Connection", Any], None]
 RunHandler = Callable[["Connection", Sequence[Any], int], int]
-"""Handles the commands of its kinds from a place on, and returns the place of the next other one."""
+"""Handles a run of commands of its kinds from an index on; returns the index of the first other command."""
 
 
 class Connection(Outgoing):
@@ -100,8 +100,8 @@ class Connection(Outgoing):
         loop: asyncio.AbstractEventLoop,
         listener: str = "",
     ) -> None:
-        """:param handlers: what answers each command.
-        :param run_handlers: what handles those that come many in a row.
+        """:param handlers: the handler of each kind of command.
+        :param run_handlers: handlers of kinds that come many in a row.
         """
         super().__init__(broker, loop, listener)
         self._handlers = handlers
@@ -119,11 +119,11 @@ class Connection(Outgoing):
         self._closed_ids: dict[int, None] | None = None
         self.producers: dict[int, Producer] | None = None
         self.introducing: dict[int, pb.CommandProducer] = {}
-        """Producers that are being created, by the request; without those that the client closed meanwhile."""
+        """Requests of producers being created, except those that the client closed meanwhile."""
         self.waiting_producers: dict[int, Producer] | None = None
-        """Producers that wait until others have closed."""
+        """Producers waiting for others to close."""
         self.subscribing: dict[int, pb.CommandSubscribe] = {}
-        """Consumers that are being created, likewise."""
+        """The same for consumers."""
         self.started = False
         self.proving: tuple[Answering, pb.CommandConnect] | None = None
         """The handshake of a client that claims to be another region's broker, and its CONNECT."""
@@ -133,7 +133,7 @@ class Connection(Outgoing):
         self.names_sources = False
         """It understands receipts that name a replicated entry by its source position."""
         self.peer_region = ""
-        """Which peer it is, of that region (``replication/progress/routes.py``), once it has sent HELLO."""
+        """The peer's name (``replication/progress/routes.py``), once it has sent HELLO."""
         self.peer_secret = b""
         """Id of the secret that a peer proved."""
         self.peer_version = 0
@@ -254,7 +254,7 @@ class Connection(Outgoing):
         """
         if self._ended:
             if self.transport is not None:
-                self.transport.abort()  # it does not read the data that was to be sent before the end
+                self.transport.abort()  # it does not read the last data
         elif not self.started:
             if self._was_new:
                 self.end("no CONNECT in time")
@@ -340,8 +340,8 @@ class Connection(Outgoing):
         self._answered(len(sends))
 
     def _answered(self, count: int) -> None:
-        """This many were stored, or failed. Their bytes are estimated as the average: exact sums would cost each
-        message."""
+        """This many were stored, or failed. Their bytes are estimated as the average: exact sums would cost time on
+        every message."""
         broker, pending = self.broker, self._pending
         released = self._pending_bytes * count // pending if count < pending else self._pending_bytes
         self._pending = pending - count

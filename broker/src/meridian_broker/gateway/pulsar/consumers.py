@@ -40,10 +40,10 @@ def _consumer(connection: Connection, consumer_id: int) -> Consumer | None:
 
 
 def acks_and_flows(connection: Connection, commands: Sequence[Any], first: int) -> int:
-    """The ACKs and FLOWs from this place on. They make up most of what consumers send, thousands in a row, so they are
-    taken together. If an ACK has a request id, the client waits until the acknowledgement is durable.
+    """Handle the run of ACKs and FLOWs from ``first`` on. They make up most of what consumers send, thousands in a row,
+    so they are handled together. If an ACK has a request id, the client waits until the acknowledgement is durable.
 
-    :returns: the place of the next other command, or behind the last one.
+    :returns: the index of the next other command, or the number of commands.
     """
     consumers = connection.consumers or _NO_CONSUMERS
     for at in range(first, len(commands)):
@@ -65,7 +65,7 @@ def acks_and_flows(connection: Connection, commands: Sequence[Any], first: int) 
 
 
 def _other_ack(connection: Connection, command: Ack, consumer: Consumer | None) -> None:
-    """An ACK that is cumulative, of parts of batches, or to be answered; or whose consumer is not there."""
+    """An ACK that is cumulative, covers parts of batches, wants an answer, or lacks its consumer."""
     confirmed = None
     if command.request_id is not None:
         request_id, consumer_id = command.request_id, command.consumer_id
@@ -91,8 +91,8 @@ def _other_ack(connection: Connection, command: Ack, consumer: Consumer | None) 
     try:
         parts = {} if command.detail is None else validation.unacked_parts(command.detail)
     except NotAllowed as refusal:
-        if command.request_id is None:  # no answer is expected, and its messages would never be delivered again
-            connection.end(f"a bad ACK: {refusal}")
+        if command.request_id is None:  # no answer is due; only this gets its messages redelivered
+            connection.end(f"bad ACK: {refusal}")
         elif confirmed is not None:
             confirmed(refusal)
         return
@@ -168,7 +168,7 @@ def unsubscribe(connection: Connection, command: Any) -> None:
 
 
 def _may_still(connection: Connection, request_id: int, consumer: Consumer) -> bool:
-    """Whether the permission to consume was not revoked since. If it was, the refusal has been sent."""
+    """Whether the role still has permission to consume. If not, the refusal has been sent."""
     try:
         permitted.check(connection, Wish.CONSUME, topic_name.parse(consumer.subscription.topic.name))
     except REFUSALS as error:
@@ -189,7 +189,7 @@ async def _unsubscribe_everywhere(connection: Connection, asked: pb.CommandUnsub
 
 
 def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer: Consumer) -> None:
-    """Other consumers are checked for here, in the turn of the loop that deletes the subscription."""
+    """Checks for other consumers in the same turn of the loop that deletes the subscription."""
     subscription = consumer.subscription
     if len(subscription.consumers) > 1 and not asked.force:
         text = f"{subscription.name!r} has other consumers: close them first, or use force"
@@ -228,7 +228,7 @@ def seek(connection: Connection, command: Any) -> None:
     elif isinstance(consumer.subscription, Subscription):
         connection.run(_seek(connection, asked, consumer.subscription))
     else:
-        connection.succeed(asked.request_id)  # a non-persistent topic has one place only, and this is it
+        connection.succeed(asked.request_id)  # a non-persistent topic has only one position
 
 
 async def _seek(connection: Connection, asked: pb.CommandSeek, subscription: Subscription) -> None:

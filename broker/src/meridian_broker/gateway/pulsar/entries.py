@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ENTRIES_WANTED: another region asks for entries that it lost, or that their origin cannot bring (R5, R6)."""
+"""ENTRIES_WANTED: another region asks for entries that it lost, or that their origin cannot deliver (R5, R6)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends connections when the tokens they were opened with expire.
 
-A client that announced in CONNECT that it can refresh its token is asked for one by AUTH_CHALLENGE when the old one
-expires, as in Pulsar, and continues meanwhile. One that does not answer in time, or cannot be asked, is disconnected
-and needs a valid token to reconnect. The same happens when the key that signed a token is removed.
-"""
+A client that announced in CONNECT that it can refresh its token is asked for a new one by AUTH_CHALLENGE when the old
+one expires, as in Pulsar, and continues meanwhile. One that does not answer in time, or cannot be asked, is
+disconnected and needs a valid token to reconnect. The same happens when the key that signed a token is removed."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class Expiries:
         self._keys: dict[Expiring, TokenKey] = {}
         """The key that signed each connection's token."""
         self._keyless: set[Expiring] = set()
-        """The key that signed its token was removed."""
+        """Connections whose token's key was removed."""
         self._asked: set[Expiring] = set()
         self._next: int | None = None
         """No token expires before this time."""

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a connection is read from and written to, and when not.
+"""Decides when a connection is read and written.
 
-There may be several reasons at once to read nothing more from a client; it is read on from when the last one is gone.
-TCP then holds the client back, so nothing has to be refused and nothing piles up here. All its producers and requests
-wait: that is the price of one connection for many of them, in Pulsar as well.
-"""
+Several reasons may stop reading from a client at once; reading resumes when the last one is gone. Meanwhile TCP holds
+the client back, so nothing has to be refused and nothing piles up here. All its producers and requests wait: that is
+the price of one connection for many of them, in Pulsar as well."""
 
 from __future__ import annotations
 
@@ -17,16 +16,16 @@ from typing import Final
 
 WRITE_BYTES: Final = 512 << 10
 """Limit on bytes written in one turn of the loop; beyond it a connection's consumers wait for the next turn. A small
-message to two thousand of them is less."""
+message to two thousand of them takes less."""
 WRITE_BYTES_MIN: Final = 32 << 10
 WRITE_BYTES_TOTAL: Final = 64 << 20
-"""The same for all connections together: each gets less when there are many, for many may be slow at once."""
+"""The same for all connections together: each gets less when there are many, as many may be slow at once."""
 UNSENT_BYTES: Final = 64 << 10
 """Limit on bytes the client has not taken; at the limit nothing more is read from it or sent to it."""
 EARLY_BYTES: Final = UNSENT_BYTES + 1
-"""So many bytes of messages are sent at once on a connection of several consumers, while the broker goes on with the
-others: with tens of thousands, the first clients need not wait until the last one's turn. For a lone consumer, sending
-all of a turn at once costs less. One byte more than a transport keeps until later."""
+"""On a connection of several consumers, this many bytes of messages are sent early, while the broker handles the
+others: among tens of thousands, the first clients need not wait for the last one's turn. For a lone consumer, sending a
+whole turn at once is cheaper. One byte more than a transport buffers before it writes."""
 HOLD_SECONDS_MAX: Final = 1.0
 """A rate may change while a connection waits for it, so it is checked this often."""
 

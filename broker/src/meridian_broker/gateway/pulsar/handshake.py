@@ -121,7 +121,7 @@ def _welcome(connection: Connection, asked: pb.CommandConnect) -> None:
 
 def _largest(connection: Connection) -> int:
     """Bytes of the largest message that the client may send. Pulsar's brokers count what they add to a message before
-    they send it on, and drop what is larger then, without an error: chunks of the full size, for example."""
+    they send it on, and silently drop it if it is then too large: a chunk of the full size, for example."""
     added = METADATA_BYTES if belongs_to_pulsar(connection) else 0
     return connection.broker.max_message_bytes + added
 

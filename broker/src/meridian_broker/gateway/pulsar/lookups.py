@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def lookup(connection: Connection, command: Any) -> None:
-    """LOOKUP: the broker that serves a topic, or the one to ask again because it should."""
+    """LOOKUP: the broker that serves a topic, or the one that should and is to be asked again."""
     connection.run(_lookup(connection, command.message))
 
 
@@ -72,11 +72,10 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
 
 
 async def _waits(connection: Connection, name: TopicName, asked: pb.CommandLookupTopic) -> bool:
-    """Whether the answer waits for another owner of the topic, because its present one died: to look it up again
-    helps nobody until then, and each attempt makes the client's next pause longer.
+    """Whether the answer waits for a new owner of the topic, because the present one died: until then, looking it up
+    again is useless, and each attempt lengthens the client's next pause.
 
-    What waits counts as a lookup, but does not keep the connection from being read.
-    """
+    A waiting answer counts as a lookup, but does not stop reading from the connection."""
     broker = connection.broker
 
     def again() -> None:
@@ -159,7 +158,7 @@ async def _get_or_create_schema(connection: Connection, asked: pb.CommandGetOrCr
     try:
         name = topic_name.parse(asked.topic)
         permitted.check(connection, Wish.REGISTER, name)
-        if not connection.is_peer:  # a replicator has its topic here, if by the name of a partition only
+        if not connection.is_peer:  # a replicator's topic exists, if only as a partition
             connection.broker.check_for_clients(str(name))
             await creation.partitions(connection.broker.service.opener, name, create=False)
         schemas = connection.broker.service.parts.schemas
@@ -170,5 +169,5 @@ async def _get_or_create_schema(connection: Connection, asked: pb.CommandGetOrCr
 
 
 def no_transactions(connection: Connection, command: Any) -> None:
-    """Transactions are never served: a clear refusal to the request that asks for one."""
+    """Refuse a transaction clearly: none are ever served."""
     connection.fail(command.message.request_id, NotAllowed(NO_TRANSACTIONS))

@@ -48,9 +48,9 @@ class Outgoing(FlowControl):
         self._out: list[bytes | memoryview] = []
         self._flushing = False
         self._handed_on = 0
-        """Bytes of this turn that the transport has already."""
+        """Bytes of this turn already handed to the transport."""
         self._written = 0
-        """Bytes in total."""
+        """Total bytes handed to the transport."""
         self.consumers: dict[int, Consumer] | None = None
         self.sent_away = SentAway()
         self.watchers: dict[int, Watcher] | None = None

@@ -34,7 +34,7 @@ async def patiently(attempt: Callable[[], Awaitable[T]], is_wanted: Callable[[],
         try:
             return await attempt()
         except TopicElsewhere:
-            raise  # it does not come back by waiting
+            raise  # waiting does not bring it back
         except PASSING:
             if loop.time() + pause > give_up or not is_wanted():
                 raise

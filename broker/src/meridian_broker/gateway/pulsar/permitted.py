@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a connection's role may do what a command asks for. Brokers of other regions may (R7)."""
+"""Whether a connection's role may do what a command asks for. Brokers of other regions always may (R7)."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ async def _introduce(connection: Connection, asked: pb.CommandProducer) -> None:
 
 
 def _is_wanted(connection: Connection, asked: pb.CommandProducer) -> bool:
-    """Whether the client has not closed it meanwhile; it may have requested another one with that id since."""
+    """Whether the client still wants this producer: it may have closed it, and requested another with that id."""
     return connection.introducing.get(asked.producer_id) is asked
 
 
@@ -71,7 +71,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             validation.producer(asked, connection.clients - 1)
         remote, pulsar = _replicated_from(connection, asked)
         name = topic_name.parse(asked.topic)
-        if pulsar is None:  # the producer of its replicator is admitted by R7
+        if pulsar is None:  # R7 admits a replicator's producer
             _check_may(connection, asked, name)
         if not connection.is_peer:
             connection.broker.check_for_clients(str(name))
@@ -107,7 +107,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         if connection.transport is None or not _is_wanted(connection, asked):
             return
         if not connection.is_peer:
-            connection.broker.check_for_clients(topic.name)  # which may have been chosen in the meantime
+            connection.broker.check_for_clients(topic.name)  # it may have become an event topic meanwhile
         made = Producer(
             topic,
             connection,
@@ -140,7 +140,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
     if connection.transport is None or not _is_wanted(connection, asked):
         made.topic.remove_producer(made)
         return
-    if made.topic.producers.get(made.name) is not made:  # sent away again while it came in
+    if made.topic.producers.get(made.name) is not made:  # disconnected again meanwhile
         connection.fail(
             asked.request_id,
             TopicFenced(f"{topic.name} closed this producer while it was being created: create it again"),
@@ -153,23 +153,23 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         _answer(connection, asked.request_id, made)
     else:
         # The state reported to a replicator must survive a crash, because it continues right behind it (R4). The same
-        # holds for a producer with deduplication. Entries fetched from a third region in the meantime are not part
-        # of it.
+        # holds for a producer with deduplication. Entries fetched from a third region in the meantime do not
+        # count.
         last = None if remote is None else topic.log.last_origin.get(remote, EARLIEST)
         topic.log.when_durable(lambda error: _answer_durable(connection, asked.request_id, made, last, error))
 
 
 def _check_may(connection: Connection, asked: pb.CommandProducer, name: TopicName) -> None:
-    """:raises AuthorizationError: the client may not produce, or not make the subscription that it asks for."""
+    """:raises AuthorizationError: the client may not produce, or not create its initial subscription."""
     permitted.check(connection, Wish.PRODUCE, name)
     if asked.initial_subscription_name:
         permitted.check(connection, Wish.CONSUME, name)
 
 
 def _replicated_from(connection: Connection, asked: pb.CommandProducer) -> tuple[str | None, str | None]:
-    """The region whose messages a replicator brings: of Meridian, or of Apache Pulsar. None and None: it is a client.
+    """The region whose messages a replicator brings: of Meridian, or of Apache Pulsar. (None, None): it is a client.
 
-    :raises NotAllowed: it may not (R7).
+    :raises NotAllowed: the connection may not replicate them (R7).
     """
     remote = asked.replication_source.region if asked.HasField("replication_source") else None
     is_replicator = asked.producer_name.startswith(REPLICATION_PREFIX)
@@ -203,7 +203,7 @@ def _answer_durable(
 
 
 def _enter_replicator(topic: Topic | NonPersistentTopic, made: Producer, source: peer_pb2.ReplicationSource) -> None:
-    """:raises TopicError: it refers to another incarnation of the topic, or to a topic that is not replicated."""
+    """:raises TopicError: it refers to another incarnation of the topic, or to a topic that cannot be replicated."""
     if not isinstance(topic, Topic):
         raise NotAllowed(f"{topic.name} is non-persistent, so it cannot be replicated")
     if source.incarnation != topic.incarnation:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PRODUCER of a replicator of Apache Pulsar. Pulsar accepts that name from every client; here it has to be one of that
-region's brokers (R7)."""
+"""PRODUCER of a replicator of Apache Pulsar. Pulsar accepts a replicator's name from every client; here the client has
+to be one of that region's brokers (R7)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def enter(service: TopicService, topic: Topic | NonPersistentTopic, made: 
     """Admit it, in place of its earlier connection.
 
     :raises NotAllowed: the topic is not replicated with that region.
-    :raises LedgerError: that it begins cannot be put on record.
+    :raises LedgerError: the start of replication cannot be recorded.
     """
     region = made.remote_region
     assert region is not None

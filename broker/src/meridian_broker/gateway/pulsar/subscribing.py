@@ -58,8 +58,8 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
             lambda: _found(connection, asked, name), lambda: _is_wanted(connection, asked)
         )
         if connection.transport is None or connection.subscribing.get(asked.consumer_id) is not asked:
-            return  # gone, or closed by the client meanwhile, which may have asked for another one since
-        connection.broker.check_for_clients(topic.name)  # which may have been chosen in the meantime
+            return  # the client left or closed it meanwhile, and may have asked for another
+        connection.broker.check_for_clients(topic.name)  # it may have become an event topic meanwhile
         consumer = _enter(connection, asked, topic, subscription)
     except REFUSALS as error:
         if connection.subscribing.get(asked.consumer_id) is asked:
@@ -74,7 +74,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
     connection.sent_away.back(consumer)
     if connection.consumers is None:
         connection.consumers = {}
-    connection.consumers[consumer.consumer_id] = consumer  # the number that it keeps: ``asked`` makes another of it
+    connection.consumers[consumer.consumer_id] = consumer  # its own int object: ``asked`` makes another
     connection.succeed(asked.request_id)
 
 
@@ -125,7 +125,7 @@ async def _first_position(topic: Topic, asked: pb.CommandSubscribe) -> Position:
         return await topic.position_at(since, read_compacted=asked.read_compacted)
     if asked.HasField("start_message_id"):
         start = validation.position(asked.start_message_id)
-        # The id may be trimmed; a compacted view may have it all the same.
+        # The entry may be trimmed; a compacted view may still have it.
         return start if start in (EARLIEST, LATEST) or asked.read_compacted else max(start, topic.log.first)
     return LATEST if asked.initialPosition == pb.CommandSubscribe.Latest else EARLIEST
 
@@ -136,7 +136,7 @@ def _enter(
     topic: Topic | NonPersistentTopic,
     subscription: Subscription | None,
 ) -> Consumer:
-    """:raises TopicError: the subscription does not take this consumer."""
+    """:raises TopicError: the subscription does not accept this consumer."""
     who = (connection, asked.consumer_id, asked.consumer_name or f"{asked.subscription}-{asked.consumer_id}")
     kind = TYPES[asked.subType]
     metadata = {pair.key: pair.value for pair in asked.metadata} or None

@@ -68,17 +68,17 @@ async def _selected(
 
 
 def _check_fits(connection: Connection, selected: Selected) -> None:
-    """A client ends the connection, with everything on it, when a frame comes that is too large.
+    """A client that receives too large a frame closes the connection, with everything on it.
 
-    :raises NotAllowedError: the names are too many for one.
+    :raises NotAllowedError: the names do not fit into one frame.
     """
     most = connection.broker.max_message_bytes
     size = selected.encoded_bytes + len(selected.names) * BYTES_PER_NAME
     if size > most:
         raise NotAllowedError(
-            f"the names of {len(selected.names)} topics take {size} bytes, and an answer may have {most} "
-            f"(maxMessageSize): ask with a pattern that selects fewer, of at most {connection.broker.pattern_length} "
-            "characters, use several namespaces, or list the topics over HTTP"
+            f"the names of {len(selected.names)} topics take {size} bytes, more than the {most} of an answer "
+            f"(maxMessageSize): use a pattern of at most {connection.broker.pattern_length} characters that selects "
+            "fewer, several namespaces, or list the topics over HTTP"
         )
 
 
@@ -113,10 +113,10 @@ def watch(connection: Connection, command: Any) -> None:
 
 
 def _watched(connection: Connection, text: str) -> TopicPattern:
-    """:raises NotAllowedError: this broker does not evaluate it; clients keep requesting the list instead."""
+    """:raises NotAllowedError: this broker does not evaluate it; clients then poll the list instead."""
     most = connection.broker.pattern_length
     if len(text) > most:
-        raise NotAllowedError(f"a pattern of {len(text)} characters; the limit for watching topics is {most}")
+        raise NotAllowedError(f"the pattern has {len(text)} characters; the limit for watching topics is {most}")
     try:
         return TopicPattern(text)
     except BadPattern as error:
