@@ -18,5 +18,5 @@ ROLES_PER_OBJECT: Final[Names] = 1000
 """Roles with permissions on one namespace, or on one topic. All of them are read for each change of one."""
 
 GRANTS_PER_NAMESPACE: Final[Items] = 10_000
-"""Roles with permissions on topics of one namespace, each counted once for each topic. Whoever may grant may do so on
-names of topics that do not exist."""
+"""Roles with permissions on topics of one namespace, each counted once for each topic. Permissions may be granted on
+topics that do not exist."""
