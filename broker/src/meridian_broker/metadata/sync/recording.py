@@ -49,7 +49,7 @@ from meridian_broker.metadata.sync.stamped import MAX_GENERATION, Moment, Stampe
 from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
 
 ATTEMPTS: Final = 64
-"""How often what was noted about a path is read again because it changed."""
+"""How often the records about a path are read again because they changed."""
 LATELY: Final = 1024
 """Records that are remembered until they are written."""
 SCANNED: Final = 256

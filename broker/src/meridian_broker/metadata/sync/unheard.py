@@ -66,5 +66,5 @@ def _listing(event: Event, verdict: Verdict, now: Seen, horizon: Moment) -> list
 
 
 def _is_later(event: Event, listed: conflicts.Conflict) -> bool:
-    """Whether what is listed is an earlier value that nobody can judge: the last one is what people may want back."""
+    """Whether an earlier value is listed that nobody can judge: people may want the last one back."""
     return not listed.won.stamp.region and listed.lost.stamp < event.state.stamp
