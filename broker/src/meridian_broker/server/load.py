@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How loaded this broker is, and which of its bundles cause it.
 
-The processor decides: a broker's event loop uses one core at most, and is late for everybody once it uses all of it.
-What a bundle costs is estimated from its messages and bytes, only while the broker is busy: that takes a walk over all
-open topics.
+The processor decides: a broker's event loop uses one core at most, and is late for everybody once that is used up. What
+a bundle costs is estimated from its messages and bytes, only while the broker is busy: that takes a walk over all open
+topics.
 """
 
 from __future__ import annotations

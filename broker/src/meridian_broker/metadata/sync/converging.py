@@ -9,7 +9,7 @@ anybody writes. Such a state is *parked*: kept, shown, and decided on once its t
 earlier by restamping the path: the next generation of a path beats every stamp of the earlier ones.
 
 **Tombstones.** A deletion has to be remembered while a region may still send an older value. A region's *mark* is a
-moment up to which it sends no event that it has not sent before, and it is sent behind those events. So once every
+moment up to which it sends no event that it has not sent before, and it is sent after those events. So once every
 region has heard every region's mark beyond a moment, nothing up to that moment is under way for the first time: it is
 the *horizon*, tombstones up to it may go (R44), and a state from before it at a path of which nothing is known is a
 repeat of something deleted since. The horizon is stored before the first tombstone goes. The tombstone of a restamped

@@ -20,7 +20,7 @@ from meridian_broker.metadata.sync.events import MAX_EVENTS, Event, Written
 from meridian_broker.positions.clock import Stamp
 
 MAX_BYTES: Final = 512 << 10
-"""Values of one message, unless a single one is larger: so many fit into one transaction of any store."""
+"""Values of one message, unless a single one is larger: this many fit into one transaction of any store."""
 
 SENT: Final = b""
 """Stands for an entry that was sent and is still stored: a write replaces it instead of being added to it."""

@@ -160,7 +160,7 @@ class Publisher:
 
 
 def pause_after(took: float) -> float:
-    """Seconds until the next message of this region, after one that took so many."""
+    """Seconds until the next message of this region, after one that took this long."""
     return min(max(PACE_SECONDS, PACE_SHARE * took), PACE_SECONDS_MAX)
 
 

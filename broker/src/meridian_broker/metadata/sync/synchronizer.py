@@ -2,7 +2,7 @@
 """The port to the event topic: PIP-136's ``MetadataEventSynchronizer``.
 
 The topic is an ordinary replicated one, so it keeps each region's messages in their order and delivers each at least
-once; how far this region has read is a subscription, which survives whoever reads.
+once; how far this region has read is a subscription, which outlives its reader.
 """
 
 from __future__ import annotations
