@@ -251,7 +251,7 @@ async def test_a_start_without_the_store_is_refused_once_ledgers_were_offloaded(
         await world.publish()
         await world.look()
     monkeypatch.setattr(opened_stores, "with_offloaded", partial(with_offloaded))
-    with pytest.raises(Exception, match="were offloaded, and the settings do not say to where"):
+    with pytest.raises(Exception, match="were offloaded, but the settings do not say where to"):
         async with broker_inside(world.directory):
             pass
 

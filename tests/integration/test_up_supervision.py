@@ -223,7 +223,7 @@ def test_a_broker_that_does_not_start_ends_all_with_its_log(tmp_path: Path, laun
     up = launch(tmp_path / "d", mode="dies")
     code, output = up.end()
     assert code == 1
-    assert "exit code 3 while starting" in output
+    assert "exited with code 3 while starting" in output
     assert "the disk is made of cheese" in output
     wait_until_gone(list(up.pids().values()))
 

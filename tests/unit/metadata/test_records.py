@@ -156,7 +156,7 @@ def test_damaged_values_are_named(data: bytes) -> None:
 
 
 def test_a_newer_format_is_refused_with_a_sentence() -> None:
-    with pytest.raises(MetadataError, match=r"format 2, made by a newer version.*upgrade"):
+    with pytest.raises(MetadataError, match=r"newer version of Meridian \(format 2, .*upgrade"):
         decode("/p", b'{"format":2,"value":{},"more":1}')
 
 

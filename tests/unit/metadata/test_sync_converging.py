@@ -189,7 +189,7 @@ def test_a_path_is_served_only_below_ancestors_that_are() -> None:
         (N, b'{"deleting":true}', None),
         (f"{N}/policies/message_ttl_in_seconds", b"60", None),
         (f"{N}/policies/of-a-later-version", b'{"a":1}', None),
-        (keys.namespaces_of("t"), b"{}", "not the path of anything"),
+        (keys.namespaces_of("t"), b"{}", "no object has such a path"),
         (T, b"5", "AttributeError"),
         (N, b"[]", "AttributeError"),
         (f"{N}/policies/message_ttl_in_seconds", b'"soon"', "message_ttl_in_seconds"),

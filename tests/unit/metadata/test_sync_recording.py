@@ -197,8 +197,8 @@ def test_only_a_shared_path_of_which_something_is_known_is_restamped(world: Sync
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (Changes("xx", (Event(T, Stamped(Stamp(1, 0, "us"), b"{}")),)), "not a region of this policy"),
-        (Mark("xx", (1, 0)), "not a region of this policy"),
+        (Changes("xx", (Event(T, Stamped(Stamp(1, 0, "us"), b"{}")),)), "not a region of the event topic"),
+        (Mark("xx", (1, 0)), "not a region of the event topic"),
         (Changes("us", (Event("/local/brokers/b/epoch", Stamped(Stamp(1, 0, "us"), b"{}")),)), "no scope"),
         (Changes("us", (Event(T, Stamped(Stamp(1, 0, "us"), b"5")),)), "cannot be served"),
         (

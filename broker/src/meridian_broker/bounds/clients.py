@@ -27,7 +27,7 @@ FIRST_FRAME_BYTES: Final[Bytes] = 128 << 10
 # -- SEND
 
 MESSAGE_METADATA_BYTES: Final[Bytes] = 64 << 10
-"""Metadata of one message, its properties and key included. It is read on the event loop, field by field."""
+"""Metadata of one message, including its properties and key. It is read on the event loop, field by field."""
 
 BATCH_MESSAGES: Final[Messages] = 1 << 16
 """Messages in one batch. Clients send 1000 by default. A partial acknowledgement costs a bit for each of them in every
@@ -46,8 +46,8 @@ LATEST_TIME_MS: Final[Milliseconds] = 253_402_300_799_999
 languages."""
 
 REPLICATE_TO_BYTES: Final[Bytes] = 32 << 10
-"""Names of regions that a message is limited to, in all. They stand in the header of the stored entry, which has room
-for 64 KiB."""
+"""Names of the regions that a message is limited to, all together. They stand in the header of the stored entry, which
+has room for 64 KiB."""
 
 CHUNKS: Final[Chunks] = 100_000
 """Pieces of one large message: half a terabyte of the largest ones."""

@@ -25,4 +25,4 @@ DESCRIBED_WALK: Final[Entries] = 2000
 statistics count 100,000."""
 
 DESCRIBE_REMEMBERED: Final[Items] = 10_000
-"""Namespaces' lists of partitioned topics, and schemas of topics, that are kept in memory, of each: some megabytes."""
+"""Lists of partitioned topics by namespace, and schemas by topic, kept in memory, this many of each: some megabytes."""

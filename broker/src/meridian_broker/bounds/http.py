@@ -39,7 +39,7 @@ PROBES: Final[Clients] = 64
 
 STRANGERS: Final[Clients] = 1000
 """Connections to the Pulsar ports without a CONNECT, or an eighth of those that the limit of open files allows. One
-more ends the oldest: a client says it at once."""
+more ends the oldest: a client sends CONNECT at once."""
 
 HANDSHAKES: Final[Clients] = 1000
 """TLS handshakes under way at all ports, or a sixteenth of the connections that the limit of open files allows; half of

@@ -11,12 +11,12 @@ from typing import Final
 from meridian_broker.bounds.units import Bytes, Items, Names
 
 ROLE_BYTES: Final[Bytes] = 1 << 10
-"""Name of a role that gets a permission. With every byte escaped it fits behind the longest topic name into a path of
-the metadata store."""
+"""Name of a role that gets a permission. With every byte escaped, it fits after the longest topic name in a path of the
+metadata store."""
 
 ROLES_PER_OBJECT: Final[Names] = 1000
 """Roles with permissions on one namespace, or on one topic. All of them are read for each change of one."""
 
 GRANTS_PER_NAMESPACE: Final[Items] = 10_000
-"""Roles with permissions on topics of one namespace, each counted once for each topic. Whoever may grant may do so on
-names of topics that do not exist."""
+"""Roles with permissions on topics of one namespace, each counted once for each topic. Permissions may be granted on
+topics that do not exist."""

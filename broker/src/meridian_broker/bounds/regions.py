@@ -18,13 +18,14 @@ LISTED_SUBSCRIPTIONS: Final[Subscriptions] = 8192
 """Subscriptions in one digest. Brokers list 4096."""
 
 PROGRESS_KEYS: Final[Keys] = 1 << 16
-"""Ledgers whose numbers are compared, in all. Brokers send 1024 for each of 64 questions at most."""
+"""Ledgers whose numbers are compared, in total. Brokers send 1024 for each of 64 questions at most."""
 
 REGION_NAMES: Final[Names] = 1 << 16
-"""Names of regions, in all: those that a delta did not reach, or those that vote."""
+"""Names of regions, all together: those that a delta did not reach, or those that vote."""
 
 BUNDLES: Final[Items] = 1 << 15
-"""Borders and owners of bundles, in all. A namespace has 1024 bundles at most; brokers send 8192, or one namespace."""
+"""Borders and owners of bundles, in total. A namespace has 1024 bundles at most; brokers send 8192, or one
+namespace."""
 
 REGION_BROKERS: Final[Items] = 1024
 """Brokers of one region: each may be a peer, with a link."""

@@ -14,7 +14,7 @@ MARKER_BYTES: Final[Bytes] = 64 << 10
 """Content of one marker: some hundred bytes for each of a few regions. It is parsed on the event loop."""
 
 MARKER_BODY_BYTES: Final[Bytes] = 128 << 10
-"""One with its metadata: it is copied, and held until everything before it is durable."""
+"""A marker with its metadata: it is copied, and held until everything before it is durable."""
 
 MARKER_REGIONS: Final[Names] = 256
 """Regions with a position in one snapshot or update. A topic has a handful."""

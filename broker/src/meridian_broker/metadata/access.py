@@ -26,11 +26,11 @@ ATTEMPTS = 64
 """How often a change is recomputed because another writer came first."""
 
 ATTEMPTS_TO_SHOW = 8
-"""How often our own write is read back while the watch keeps bringing news."""
+"""How often our own write is read back while the watch keeps delivering changes."""
 
 DELETED_TOGETHER = MAX_OPERATIONS // 4
-"""Values of a tenant or namespace that are deleted in one transaction: what other regions have to learn of each
-(``metadata.sync``) has room in it as well."""
+"""Values of a tenant or namespace that are deleted in one transaction: this leaves room for what other regions have to
+learn of each (``metadata.sync``)."""
 
 T = TypeVar("T")
 Changing = Callable[[Tree], Leaves]
@@ -47,9 +47,9 @@ class Access:
     news: int = 0
     """Counts the updates of the view by the watch and by scans."""
     scans: int = 0
-    """Counts the latter alone."""
+    """Counts the scans alone."""
     heard: int = 0
-    """The highest version that the watch has brought: it has brought every write up to there."""
+    """The highest version that the watch has delivered: it has delivered every write up to that one."""
 
     @property
     def region(self) -> str:
@@ -82,8 +82,8 @@ class Access:
         """Change the tree at ``path`` to what ``changing`` returns, if every check in ``also`` holds at the same time.
 
         :param deleted: see ``Tree``.
-        :param seen: what is probably there: the first attempt does not read it. Its transaction finds out; and because
-            of it alone nothing is refused, or left as it is.
+        :param seen: what is probably there; the first attempt uses it instead of a read, and its transaction checks it.
+            It alone never makes a change refused or skipped.
         :raises Contended: other writers kept changing it.
         :raises Invalid: the change is too large.
         """
@@ -116,12 +116,13 @@ class Access:
             return False
         if not is_known or scans != self.scans:
             await self._show(tree.path)
-        elif done.version > self.heard:  # else the watch has brought it, and perhaps what came after it
+        elif done.version > self.heard:  # else the watch has delivered it, and perhaps later ones
             self.view.apply(done.changes)
         return True
 
     async def _show(self, path: str) -> None:
-        """Copy what the store holds at ``path`` into the view, which knew something else there, or was read anew since.
+        """Copy what the store holds at ``path`` into the view, which knew something else there or has been reloaded
+        since.
 
         The result may be used only if the watch delivered nothing since the read began: it could have delivered a newer
         version, and would not do so again. If that happens every time, the watch will deliver our write anyway.
@@ -157,7 +158,7 @@ class Access:
             result = await attempt()
             if result is not None:
                 return result
-        raise Contended(f"{doing}: other writers got in first {ATTEMPTS} times: try again later")
+        raise Contended(f"{doing}: other writers were faster {ATTEMPTS} times; try again later")
 
     async def value(self, path: str) -> tuple[Any, Stamp | None, int]:
         """Value, stamp and version at a path; None, None and 0 if it does not exist."""
@@ -167,7 +168,7 @@ class Access:
         return (*decode(path, record.value), record.version)
 
     async def everything(self) -> list[tuple[str, Any, Stamp | None]]:
-        """Path, value and stamp of all that regions agree on."""
+        """Path, value and stamp of everything that regions agree on."""
         return [(path, *decode(path, record.value)) for path, record in await self.store.scan(keys.GEO)]
 
     async def base_of_namespace(self, name: str) -> Record:
@@ -195,7 +196,7 @@ class Access:
         Writers that create a member check the version of the base, which closing changes; so no member can be added
         between the check and the removal. If the broker dies half-way, it stays closed until deletion is repeated.
 
-        :param belongings: paths and folders of paths that end with it.
+        :param belongings: paths and folders of paths that are deleted with it.
         :raises NotFound: it does not exist.
         :raises NotEmpty: it has members, and has been reopened.
         """

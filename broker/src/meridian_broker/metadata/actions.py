@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a role may be permitted, and how permissions are stored: one path for each role (R41).
+"""What a role may be permitted to do, and how permissions are stored: one path for each role (R41).
 
 Two regions that permit something to two roles at once both keep it. Of two changes for one role on one object the later
 counts, as for every other path; it sets all of the role's actions there.
@@ -19,21 +19,21 @@ from meridian_broker.wire.shown import is_name
 PRODUCE: Final = "produce"
 CONSUME: Final = "consume"
 ACTIONS: Final = (PRODUCE, CONSUME, "functions", "sources", "sinks", "packages")
-"""Pulsar's. This broker has no functions, connectors and packages, and keeps permissions for them for its tools."""
+"""Pulsar's actions. This broker has no functions, connectors or packages; it keeps permissions for them for tools."""
 
 Permissions = Mapping[str, frozenset[str]]
-"""By role, the actions that it is permitted."""
+"""By role, its permitted actions."""
 
 
 def check_role(role: str) -> str:
-    """A role that may be given permissions.
+    """The role, checked: it may be given permissions.
 
     :raises Invalid: it is empty, too long, or would be shown as another one.
     """
     if not role or not is_name(role) or len(role.encode()) > ROLE_BYTES:
         raise Invalid(
             f"{role[:80]!r} is not the name of a role: expected 1 to {ROLE_BYTES} bytes, without control characters, "
-            "line separators and bidirectional controls, and not . or .."
+            "line separators or bidirectional controls, and not . or .."
         )
     return role
 
@@ -51,5 +51,5 @@ def leaf_of(role: str) -> str:
 
 
 def fold_permissions(tree: Tree) -> Permissions:
-    """:raises Invalid: a stored list of actions is not one."""
+    """:raises Invalid: a stored value is not a list of actions."""
     return {unescape(leaf.removeprefix("/")): check_actions(value) for leaf, value in tree.leaves().items() if leaf}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what. A decision only: whoever asks says what is known of the role."""
+"""Who may do what. Decisions only: the caller supplies what is known of the role."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meridian_broker.metadata.permissions import NOTHING, Held
 
 
 class Wish(Enum):
-    """What a role wants to do with a topic or namespace; the value is for sentences."""
+    """What a role wants to do with a topic or namespace; the value goes into sentences."""
 
     PRODUCE = "produce to"
     CONSUME = "consume from"
@@ -45,14 +45,14 @@ _ENOUGH: Final[Mapping[Wish, frozenset[str]]] = {
     Wish.LIST: frozenset({PRODUCE, CONSUME}),
     Wish.ADMINISTER: frozenset(),
 }
-"""Actions of which one permits it."""
+"""Actions of which any one permits it."""
 
 _OF_NAMESPACES: Final = frozenset({Wish.LIST})
 """A permission on one topic says nothing about the others."""
 
 
 _OF_REPLICATORS: Final = frozenset({Wish.FIND, Wish.REGISTER})
-"""What they need besides their producers, which are admitted by another rule (R7)."""
+"""What replicators need besides their producers, which another rule admits (R7)."""
 
 
 def decide(wish: Wish, standing: Standing) -> bool:
@@ -67,7 +67,7 @@ def decide(wish: Wish, standing: Standing) -> bool:
 
 
 def needed(wish: Wish) -> str:
-    """What a role lacks that may not, for a sentence."""
+    """What a refused role lacks, as part of a sentence."""
     actions = " or ".join(sorted(_ENOUGH[wish]))
     where = "on the namespace" if wish in _OF_NAMESPACES else "on the topic or its namespace"
     return f"it needs permission to {actions} {where}" if actions else "that takes an admin role of the tenant"

@@ -35,4 +35,4 @@ class BehindRecord:
                 return None
             return True
 
-        await self._access.retry("noting which regions are behind", attempt)
+        await self._access.retry("recording which regions are behind", attempt)

@@ -107,7 +107,7 @@ class Catalog:
 
     def regions(self, topic: TopicName) -> frozenset[str]:
         """Regions of a topic, as last seen: its own choice, else its namespace's, even if that is missing now. A shadow
-        is in this one only."""
+        is in this region only."""
         if self.shadows.find(topic) is not None:
             return frozenset((self.region,))
         own = self._access.view.topic_policies(topic)
@@ -117,12 +117,13 @@ class Catalog:
         return frozenset() if namespace is None else namespace.replication_clusters
 
     def remember_missing(self, namespaces: Iterable[str]) -> None:
-        """These namespaces have open topics: if one is missing, what it said last is remembered, and of no other."""
+        """Only these namespaces have open topics: if one of them is missing, remember its last policies; forget all
+        others'."""
         self._access.view.keep_only(namespaces)
 
     def incarnation(self, topic: TopicName) -> str:
         """The incarnation that the topic would get if it were created now (R8), as last seen. An existing topic has the
-        same, unless its deletion in another region is being carried out here."""
+        same one, unless its deletion in another region is being carried out here."""
         stamp = self._access.view.deletion(topic)
         return "" if stamp is None else str(stamp)
 
@@ -132,7 +133,7 @@ class Catalog:
         return self._access.news
 
     def last_seen(self, path: str) -> tuple[Record | None] | None:
-        """What was at a path when this was last heard; None: that is not remembered of such paths."""
+        """What was at a path, as last seen; None: such paths are not remembered."""
         return self._access.view.record(path)
 
     def tenant(self, name: str) -> TenantRecord | None:
@@ -226,7 +227,7 @@ class Catalog:
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Listen to every change that ``run`` sees, including those of partitioned topics and schemas. Returns a
-        function that ends it.
+        function that stops listening.
 
         A listener is called on the loop, must not block and must not raise.
         """

@@ -27,7 +27,7 @@ BLOCKS_AT_ONCE: Final = 16
 """Most blocks taken by one write of the metadata, which takes only as many as the waiting callers need."""
 
 LEAP_MS: Final = 1 << 22
-"""How far a broker that starts with its clock behind the last id may leap ahead: 70 minutes of decades of ids."""
+"""How far a broker that starts with its clock behind the last id may leap ahead: 70 minutes, of decades of ids."""
 
 _MS_BITS: Final = 12
 """Ids per millisecond: 64 blocks, of which a region uses one, chosen by its name."""
@@ -36,7 +36,7 @@ _MS_BITS: Final = 12
 class LedgerIds:
     """Ledger ids that were never used before, not even by a region that this one was rebuilt from (R1).
 
-    The upper bits are milliseconds since 2020, or one more than in the last id: after a restore from a backup the
+    The upper bits are milliseconds since 2020, or those of the last id plus one: after a restore from a backup the
     counter may be old, but time has moved on.
 
     A clock that was set back is ignored until it has caught up with the last id. Brokers restored from the same copy
@@ -69,7 +69,7 @@ class LedgerIds:
         self._newest = -1
         """First id of the newest block that this process took."""
         self._floor = -1
-        """Ids up to this one are not given out."""
+        """Ids up to this one are never given out."""
         self._lower = zlib.crc32(access.region.encode()) * BLOCK % (1 << _MS_BITS)
 
     async def allocate(self) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region that was made known in one region becomes known in the others.
+"""A region that was introduced in one region becomes known in the others.
 
 A cluster record says where a region is reached, which may differ from region to region, so it is each region's own.
 What regions share is an *introduction*: a name with its addresses. A region that does not know a cluster of that name
@@ -25,20 +25,20 @@ class Introductions:
         self._clusters = clusters
 
     async def introduce(self, name: str, record: ClusterRecord) -> None:
-        """Tell the regions that share introductions of a cluster."""
+        """Announce a cluster to the regions that share introductions."""
         path = keys.introduction(check_name(name, "cluster"))
         await self._access.change(path, lambda _: {BASE: record.to_json()})
 
     async def withdraw(self, name: str) -> None:
-        """No longer tell of it. Regions that know it go on knowing it."""
+        """Stop announcing it. Regions that know it keep it."""
         await self._access.change(keys.introduction(name), lambda _: {})
 
     def unmet(self) -> list[str]:
-        """Clusters that others told of and that this region does not know, as last seen."""
+        """Clusters that others have announced and this region does not know, as last seen."""
         return sorted(set(self._access.view.introduced()) - set(self._access.view.clusters()))
 
     async def meet(self) -> None:
-        """Know them from now on. :raises MetadataError: some are not known yet."""
+        """Create the unmet clusters. :raises MetadataError: some are not created yet."""
         for name in self.unmet():
             record = self._access.view.introduction(name)
             if record is not None:

@@ -86,8 +86,8 @@ def after_prefix(prefix: str) -> str:
 def collect_children(base: str, page: Sequence[str], names: set[str]) -> str:
     """Add to ``names`` the names one level below ``base`` (which ends in ``/``) that a sorted page of paths shows.
 
-    Returns where the next page begins: right behind the last path, or behind everything below the last child, so that
-    a child with a million descendants costs one page.
+    Returns where the next page begins: right after the last path, or after everything below the last child, so that a
+    child with a million descendants costs one page.
     """
     at = base
     for path in page:

@@ -118,8 +118,8 @@ class PartitionedTopics:
         return record.partitions, version
 
     async def begin_growth(self, topic: TopicName) -> tuple[int, int]:
-        """Write the record again as it is, which ends what others began with the version before it. Returns what
-        ``number`` does.
+        """Rewrite the record unchanged, so that changes begun on its previous version fail. Returns what ``number``
+        does.
 
         :raises NotFound: the partitioned topic does not exist.
         """
@@ -146,10 +146,10 @@ class PartitionedTopics:
         return record, version
 
     async def grow(self, topic: TopicName, partitions: int, since: int | None = None) -> PartitionedTopicRecord:
-        """Raise the number of partitions to this one; does nothing if it is this one already.
+        """Raise the number of partitions to this one; nothing happens if it is this one already.
 
-        :param since: the record has to have this version still.
-        :raises Contended: it has another one.
+        :param since: the version that the record must still have.
+        :raises Contended: it has another version.
         :raises NotFound: the partitioned topic does not exist.
         :raises Invalid: it has more partitions: the number never shrinks.
         """
@@ -206,7 +206,7 @@ class PartitionedTopics:
                 raise
 
     async def take_back(self, topic: TopicName) -> None:
-        """Forget that a topic is partitioned, without recording a deletion."""
+        """Remove the partition count, without recording a deletion."""
         await self._access.store.delete(keys.partitioned_topic(topic))
 
     async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:

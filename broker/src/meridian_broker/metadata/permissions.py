@@ -45,7 +45,7 @@ class PermissionsOfRoles:
     # -- at once, from memory
 
     def held(self, role: str, namespace: str, topic: TopicName | None = None) -> Held:
-        """As last seen. Nothing where the namespace does not stand: permissions are below it (R42)."""
+        """As last seen. Nothing if the namespace is missing or being deleted: permissions belong to it (R42)."""
         view = self._access.view
         if view.namespace(namespace) is None:
             return NOTHING
@@ -105,7 +105,7 @@ class PermissionsOfRoles:
         await self._change(keys.topic_permissions(topic), namespace, changing, await self._deleted(topic))
 
     async def revoke_in_namespace(self, name: str, role: str) -> None:
-        """Take all that a role was permitted in a namespace. It keeps what it was permitted on topics.
+        """Revoke everything that a role was permitted in a namespace. It keeps its permissions on topics.
 
         :raises NotFound: the namespace does not exist.
         :raises Invalid: the role's name is not valid.
@@ -113,7 +113,7 @@ class PermissionsOfRoles:
         await self._change(keys.namespace_permissions(name), name, lambda tree: _without(tree, role))
 
     async def revoke_on_topic(self, topic: TopicName, role: str) -> bool:
-        """Take all that a role was permitted on a topic. Returns whether there was anything.
+        """Revoke everything that a role was permitted on a topic. Returns whether there was anything.
 
         :raises NotFound: the namespace does not exist.
         :raises Invalid: the role's name is not valid.
@@ -131,7 +131,7 @@ class PermissionsOfRoles:
         return there
 
     async def forget(self, topic: TopicName) -> None:
-        """A topic that has no record was deleted: its permissions end."""
+        """Remove the permissions on a deleted topic that had no record."""
         await self._access.change(keys.topic_permissions(topic), lambda _: {})
 
     async def _change(

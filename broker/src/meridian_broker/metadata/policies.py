@@ -39,7 +39,7 @@ class NamespaceRecord:
     own: Level = field(default_factory=dict)
     """The policies it sets that topics may have, too, see ``policy_table``."""
     bundles: int = DEFAULT_BUNDLES
-    """Into how many parts of the hash range its topics are dealt."""
+    """Into how many parts of the hash range its topics are divided."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Every other policy, by Pulsar's name."""
     deleting: bool = False

@@ -65,10 +65,10 @@ class PoliciesOfTopics:
 
 
 async def forget_policies(access: Access, topic: TopicName, deleted: Stamp) -> None:
-    """The topic was deleted, as a transaction of before has put on record: remove its policies, and permissions on it.
+    """Remove the policies of a deleted topic, and the permissions on it; an earlier transaction recorded the deletion.
 
-    Those that were set here while it was being deleted go as well; what other regions set later belongs to the next
-    topic of that name.
+    Those that were set here while it was being deleted are removed as well; what other regions set later belongs to the
+    next topic of that name.
     """
     for path in (keys.topic_policies(topic), keys.topic_permissions(topic)):
         await _forget_below(access, path, topic, deleted)
@@ -89,7 +89,7 @@ async def _forget_below(access: Access, path: str, topic: TopicName, deleted: St
                 return None
         return True
 
-    await access.retry(f"forgetting what was set for {topic}", attempt)
+    await access.retry(f"removing the policies and permissions of {topic}", attempt)
 
 
 async def _forget(access: Access, tree: Tree, leaves: list[str], deleted: Stamp) -> bool:

@@ -85,7 +85,7 @@ class Policy:
     parse: Callable[[Any], Any]
     show: Callable[[Any], Any] = _to_json
     each: Literal["", "kind", "region", "member"] = ""
-    """A map with a value for each of these. A set of members is a map of theirs to true."""
+    """A map with a value for each of these. A set is a map from its members to true."""
 
 
 def _number(name: str, attribute: str) -> Policy:
@@ -118,7 +118,7 @@ def _types(value: Any) -> frozenset[str]:
 
 
 def _sync(value: Any) -> str:
-    """:raises Invalid: it is no mode."""
+    """:raises Invalid: it is not a mode."""
     if value not in SYNC_MODES:
         raise Invalid(f"{SUBSCRIPTION_SYNC} is {value!r}: expected {' or '.join(SYNC_MODES)}")
     return str(value)
@@ -195,7 +195,7 @@ def show_level(level: Level) -> Json:
 
 
 def with_value(level: Level, name: str, value: Any, element: str | None = None) -> Json:
-    """The level as JSON, with one policy, or one element of it, set to a JSON value; None takes it away."""
+    """The level as JSON, with one policy, or one element of it, set to a JSON value; None removes it."""
     shown = show_level(level)
     if element is None:
         return {**shown, name: value}

@@ -14,7 +14,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 QUOTA_POLICIES: Final = ("producer_request_hold", "producer_exception", "consumer_backlog_eviction")
 QUOTA_KINDS: Final = ("destination_storage", "message_age")
 SUBSCRIPTION_TYPES: Final = tuple(pb.CommandSubscribe.SubType.keys())
-"""Named as on the wire."""
+"""Subscription types, named as on the wire."""
 EXACT: Final = "exact"
 """Replicated subscriptions: every acknowledgement travels between Meridian regions."""
 SNAPSHOT: Final = "snapshot"
@@ -23,7 +23,7 @@ SYNC_MODES: Final = (EXACT, SNAPSHOT)
 TOPIC_TYPES: Final = ("non-partitioned", "partitioned")
 
 LARGEST_NUMBER: Final = (1 << 63) - 1
-"""JSON has no largest one, but times and rates that are computed from it have."""
+"""JSON has no largest number, but times and rates computed from one do."""
 
 WITHOUT_SUBSCRIPTIONS: Final = "delete_when_no_subscriptions"
 CAUGHT_UP: Final = "delete_when_subscriptions_caught_up"
@@ -47,7 +47,7 @@ def at_least(data: Mapping[str, Any], key: str, least: int, default: int) -> int
 
 
 def one_of(data: Mapping[str, Any], key: str, known: tuple[str, ...], default: str) -> str:
-    """One of some words. :raises Invalid: it is something else."""
+    """One of the ``known`` words. :raises Invalid: it is something else."""
     value: str = take(data, key, str, default)
     if value not in known:
         raise Invalid(f"{key} is {value!r}: expected one of {', '.join(known)}")
@@ -56,7 +56,7 @@ def one_of(data: Mapping[str, Any], key: str, known: tuple[str, ...], default: s
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long acknowledged messages stay. -1 is without limit; 0 in both: they go once every subscription has them."""
+    """How long acknowledged messages stay. -1: no limit; 0 in both: until every subscription has acknowledged them."""
 
     time_minutes: int
     size_mb: int
@@ -218,7 +218,7 @@ class AutoTopicCreation:
 
 @dataclass(frozen=True, slots=True)
 class AutoSubscriptionCreation:
-    """Whether a consumer that names a subscription which does not exist makes it."""
+    """Whether a consumer that names a subscription which does not exist creates it."""
 
     allowed: bool = True
 

@@ -20,7 +20,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.clock import Stamp
 
 FORMAT: Final = 1
-"""Format of every stored value but those that say otherwise. A greater one is refused, an older one is read."""
+"""Format of stored values, unless their record says otherwise. Newer formats are refused, older ones are read."""
 
 MERIDIAN: Final = "meridian"
 PULSAR: Final = "pulsar"
@@ -46,7 +46,7 @@ def encode(value: Any, stamp: Stamp | None = None, *, as_format: int = FORMAT) -
 def decode(path: str, data: bytes, *, newest: int = FORMAT) -> tuple[Any, Stamp | None]:
     """The value and its stamp.
 
-    :param newest: the greatest format that the caller can read.
+    :param newest: the newest format that the caller can read.
     :raises MetadataError: it is of a newer format, or damaged.
     """
     value, stamp, _ = opened(path, data, newest=newest)
@@ -54,7 +54,7 @@ def decode(path: str, data: bytes, *, newest: int = FORMAT) -> tuple[Any, Stamp 
 
 
 def opened(path: str, data: bytes, *, newest: int = FORMAT) -> tuple[Any, Stamp | None, Json]:
-    """As ``decode``, and everything that is stored with the value.
+    """As ``decode``, with everything that is stored beside the value.
 
     :raises MetadataError: as ``decode``.
     """
@@ -62,7 +62,10 @@ def opened(path: str, data: bytes, *, newest: int = FORMAT) -> tuple[Any, Stamp 
         wrapped = _DECODE(data.decode())
         found = wrapped["format"]
         if found > newest:
-            raise MetadataError(f"{path} has format {found}, made by a newer version; this one reads {newest}: upgrade")
+            raise MetadataError(
+                f"{path} was written by a newer version of Meridian (format {found}, this one reads up to {newest}); "
+                "upgrade this broker"
+            )
         stamp = wrapped.get("stamp")
         return wrapped["value"], None if stamp is None else Stamp(int(stamp[0]), int(stamp[1]), str(stamp[2])), wrapped
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -130,7 +133,7 @@ class ClusterRecord:
     kind: str = MERIDIAN
     """What runs there: one of ``KINDS``."""
     replicator_role: str = ""
-    """For Apache Pulsar: the role of the tokens with which its brokers connect to this region (R7)."""
+    """For Apache Pulsar: the role in the tokens with which its brokers connect to this region (R7)."""
 
     @property
     def is_pulsar(self) -> bool:
@@ -239,7 +242,7 @@ class SchemaRecord:
         return len(self.data) + sum(len(text.encode()) for pair in self.properties.items() for text in pair)
 
     def to_json(self) -> Json:
-        """As stored; the definition is base64 because some types' definitions are not text."""
+        """As stored; the definition is base64, because that of some types is not text."""
         return {
             "type": self.type,
             "data": base64.b64encode(self.data).decode(),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules of a topic: its own policies over its namespace's over the broker's settings.
 
-``rules`` is the one place where that is decided. It is pure, so equal input gives equal rules; the topic
-service keeps the result on each open topic and renews it when a policy changed.
+``rules`` is the one place where that is decided. It is pure, so equal input gives equal rules; the topic service keeps
+the result on each open topic and renews it when a policy changes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Rules:
     """The rules in force for one topic. The defaults are those of a broker without settings."""
 
     are_current: bool = True
-    """False: the topic's namespace is missing or being deleted, and these are the last that were known. Nothing is
-    removed because of them."""
+    """False: the topic's namespace is missing or being deleted, and these are its last known rules. Nothing is deleted
+    because of them."""
     regions: frozenset[str] | None = None
     """Where the topic lives by its own choice; None: where its namespace does."""
     retention: Retention = field(default=Retention(0, 0))
@@ -42,11 +42,11 @@ class Rules:
     replicate_subscriptions: bool = False
     """Subscriptions made from now on are replicated unless their creator says otherwise (R17)."""
     subscription_sync: str = EXACT
-    """How the replicated subscriptions of Meridian regions are kept in step: one of ``SYNC_MODES``."""
+    """How Meridian regions keep replicated subscriptions in step: one of ``SYNC_MODES``."""
     encryption_required: bool = False
     """Only producers that encrypt their messages are admitted."""
     max_producers: int = 0
-    """0 here and in the other numbers: no limit but the broker's own."""
+    """0, here and in the other numbers: only the broker's own limit."""
     max_consumers: int = 0
     max_consumers_per_subscription: int = 0
     max_subscriptions: int = 0
@@ -70,11 +70,11 @@ class Rules:
     compaction_threshold_bytes: int = 0
     """Backlog of compaction at which the topic is compacted; 0: never by itself."""
     offload_threshold_bytes: int = -1
-    """The oldest ledgers are copied to the object store until at most so much is not; -1: never for that reason."""
+    """The oldest ledgers are offloaded until at most this many bytes are not; -1: never because of size."""
     offload_threshold_seconds: int = -1
-    """A ledger that was sealed so long ago is copied to the object store; -1: never for that reason."""
+    """A ledger that was sealed this long ago is offloaded; -1: never because of age."""
     offload_deletion_lag_ms: int = 4 * 3600 * 1000
-    """How long a ledger stays where it was stored after it was copied; -1: as long as it is needed."""
+    """How long an offloaded ledger also stays where it was stored; -1: as long as it is needed."""
     subscription_expiration_minutes: int = 0
     subscription_types: frozenset[str] = frozenset(SUBSCRIPTION_TYPES)
     auto_topic_creation: AutoTopicCreation = field(default=AutoTopicCreation())

@@ -78,8 +78,8 @@ class Schemas:
 
         The caller checks compatibility with the other schemas first.
 
-        :param check: raises when the schema is not wanted any more, for example because its topic was deleted. Called
-            in the turn of the loop that sends the write.
+        :param check: raises if the schema is no longer wanted, for example because its topic was deleted. Called in the
+            turn of the loop that sends the write.
         :param quota: None: another region has it already, so it is stored regardless of the quota.
         :raises NotFound: the namespace does not exist.
         :raises Invalid: it is too large, or there are too many.
@@ -125,7 +125,7 @@ class Schemas:
         return await self._access.retry(f"adding a schema to {topic.base}", attempt)
 
     async def delete(self, topic: TopicName) -> int:
-        """Delete all; returns the newest version there was, -1 for none. Numbers go on from there."""
+        """Delete all; returns the newest version there was, -1 for none. Numbering continues from there."""
 
         async def attempt() -> int | None:
             numbering, version, _ = await self._followed(topic)
@@ -160,7 +160,7 @@ class Schemas:
     async def _again(
         self, topic: TopicName, schema: SchemaRecord, numbering: _Numbering, check: Callable[[], None]
     ) -> SchemaRecord | None:
-        """Store a content that has a number, and that another region has deleted without the others. None: try again.
+        """Store again a numbered content that another region has deleted without the others. None: try again.
 
         :param check: as in ``add``.
         """
@@ -172,7 +172,7 @@ class Schemas:
         return made if await self._access.store.transact([Check(path, ABSENT)], [put]) else None
 
     async def _followed(self, topic: TopicName) -> tuple[_Numbering, int, frozenset[str]]:
-        """The numbering and its version, once it has what other regions added and deleted; and the contents there."""
+        """The numbering, updated with what other regions added and deleted; its version; and the stored contents."""
 
         async def attempt() -> tuple[_Numbering, int, frozenset[str]] | None:
             numbering, version = await self._numbering(topic)
@@ -233,7 +233,7 @@ class _Numbering(NamedTuple):
     """Bytes of those that are not deleted."""
 
     def newest(self, there: frozenset[str]) -> int:
-        """The last number whose content is there; -1: there is none."""
+        """The last number whose content is stored; -1: there is none."""
         numbers = range(len(self.contents) - 1, self.first - 1, -1)
         return next((number for number in numbers if self.contents[number] in there), -1)
 

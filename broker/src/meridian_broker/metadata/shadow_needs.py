@@ -27,11 +27,11 @@ class Asked:
     """What the source's broker would delete."""
 
     upto: Position = EARLIEST
-    """All up to this is outside retention, and nobody else needs it."""
+    """Everything up to this is outside retention, and nobody else needs it."""
     truncated: Position = EARLIEST
-    """All up to this goes, whoever needs it."""
+    """Everything up to this is deleted, whoever needs it."""
     number: int = 0
-    """Of the question; 0: nothing was asked yet."""
+    """Number of the question; 0: nothing was asked yet."""
 
 
 class ShadowNeeds:
@@ -46,7 +46,7 @@ class ShadowNeeds:
         return _asked_of(path, await self._access.store.get(path))
 
     async def ask(self, source: TopicName, asked: Asked) -> int:
-        """Ask for this, and for what was asked before. Returns the number of the question.
+        """Ask about this, and about what was asked before. Returns the question's number.
 
         :raises Contended: other brokers kept asking.
         :raises MetadataError: it is unknown whether it was written.
@@ -70,13 +70,13 @@ class ShadowNeeds:
         return await self._access.retry(f"asking the shadows of {source}", attempt)
 
     async def follow(self, source: TopicName) -> AsyncIterator[Asked]:
-        """What is asked, at once and whenever it changes."""
+        """The current question, at once and whenever it changes."""
         path = _asked(source)
         async for changes in self._access.store.watch(path):
             yield _asked_of(path, changes[-1].record if changes else await self._access.store.get(path))
 
     async def told(self, source: TopicName, number: int) -> Mapping[str, Position]:
-        """Of each shadow that has answered the question: it needs nothing at or before this.
+        """By shadow that has answered this question: it needs nothing at or before this position.
 
         :raises MetadataError: it cannot be read.
         """
@@ -88,7 +88,8 @@ class ShadowNeeds:
         return found
 
     async def note(self, source: TopicName, shadow: TopicName) -> None:
-        """The shadow is about to be opened: before it has a subscription, whoever serves the source can know of it.
+        """Record a shadow that is about to be opened, so that the source's broker knows of it before it has
+        subscriptions.
 
         :raises MetadataError: it may not be written.
         """

@@ -6,8 +6,8 @@ deleted after it, so a topic is never taken for an ordinary one while it is a sh
 crash left, and means nothing.
 
 All records are in memory: whether a topic is a shadow is asked for each opening, producer and policy. In a region of
-several brokers each of them may write one, and the others hear of it (``follow``). What must not be missed, as whether
-a topic that is about to be opened is a shadow, is read from the store (``fetch``).
+several brokers each of them may write one, and the others hear of it (``follow``). What must not be missed, such as
+whether a topic that is about to be opened is a shadow, is read from the store (``fetch``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RESET_MAX: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ShadowRecord:
-    """What is on record of a shadow. Both names are those of whole topics, never of partitions."""
+    """The record of a shadow. Both names are those of whole topics, never of partitions."""
 
     shadow: TopicName
     source: TopicName
@@ -46,17 +46,17 @@ class ShadowRecord:
     listed: bool = True
     """It is in the source's list of shadows (``shadowTopics``)."""
     made_ms: int = 0
-    """When it was made, by the clock of the broker that did; 0: an earlier version did."""
+    """When it was made, by the clock of the broker that made it; 0: an earlier version did."""
     reset_behind: int = 0
-    """Behind by more entries than this in a full ledger of a source at another broker, it is not read ahead there;
+    """If it has more unread entries than this in a full ledger of a source at another broker, they are not read ahead;
     0: as the broker's settings say."""
 
     def source_of(self, name: TopicName) -> TopicName:
-        """The topic of which ``name``, this shadow or a partition of it, is a view."""
+        """The source topic or partition of ``name``, which is this shadow or one of its partitions."""
         return self.source if name.partition < 0 else self.source.with_partition(name.partition)
 
     def shadow_of(self, name: TopicName) -> TopicName:
-        """The view of ``name``, the source or a partition of it."""
+        """The shadow or partition that shows ``name``, which is the source or one of its partitions."""
         return self.shadow if name.partition < 0 else self.shadow.with_partition(name.partition)
 
     def to_json(self) -> dict[str, Any]:
@@ -121,9 +121,9 @@ class ShadowTopics:
         return self.find(name)
 
     async def follow(self, pause: Callable[[], Awaitable[None]]) -> None:
-        """Hear what other brokers of the region write, until cancelled.
+        """Follow what other brokers of the region write, until cancelled.
 
-        :param pause: waits before it is tried again after the store did not answer.
+        :param pause: waits before a retry, after the store did not answer.
         """
         while True:
             try:
@@ -162,7 +162,7 @@ class ShadowTopics:
             del self._of[str(record.source)]
 
     def find(self, name: TopicName) -> ShadowRecord | None:
-        """The record of a topic or partition that is a shadow; None: it is none."""
+        """The record of a topic or partition that is a shadow; None: it is not one."""
         return self._records.get(str(name.base)) if self._records else None
 
     def of(self, source: TopicName) -> list[ShadowRecord]:
@@ -211,7 +211,7 @@ def _read(path: str, record: Record) -> ShadowRecord:
 
 
 def as_shadow(rules: Rules) -> Rules:
-    """The rules of a shadow: what is about storing messages is its source's affair, and no other region has it."""
+    """The rules of a shadow: its source decides about storing messages, and no other region has it."""
     return replace(
         rules,
         deduplication=False,

@@ -69,8 +69,8 @@ class Delete:
 
     path: str
     stamp: Stamp | None = None
-    """It follows from something that happened then, in whichever region (``metadata.sync.recording``); a store does
-    not look at it."""
+    """Of the event that this deletion follows from, in whichever region (``metadata.sync.recording``); stores ignore
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Committed:
     """What a transaction has written."""
 
     version: int
-    """Of everything it has put. Later transactions have no smaller one."""
+    """Version of everything it has put. Later transactions have no smaller one."""
     changes: Sequence[Change] = ()
 
 

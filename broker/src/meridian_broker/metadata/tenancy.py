@@ -171,7 +171,7 @@ class Namespaces:
             absent(tree, f"namespace {name}")
             return unfold_namespace(wanted)
 
-        # Permissions may be left of an earlier namespace, if another region granted them while it was being deleted.
+        # An earlier namespace may have left permissions that another region granted while it was being deleted.
         await self._access.remove_belongings(_permissions(name), [Check(path, ABSENT)])
         await self._access.change(path, changing, [tenant_base])
 
@@ -195,7 +195,7 @@ class Namespaces:
             is_known = (wanted := changed(present)) != present
         except MetadataError:
             is_known = False
-        if not is_known:  # nothing is refused, or left as it is, because of what was seen last
+        if not is_known:  # what was seen last never makes a change refused or skipped
             seen = await self._access.tree(path)
             present = _namespace(seen, name)
             wanted = changed(present)
@@ -212,14 +212,14 @@ class Namespaces:
         return wanted
 
     async def set_policy(self, name: str, policy: str, value: Any, element: str | None = None) -> NamespaceRecord:
-        """Set one policy, by Pulsar's name, or one element of it, to a JSON value; None takes it away.
+        """Set one policy, by Pulsar's name, or one element of it, to a JSON value; None removes it.
 
         Raises as ``update`` does.
         """
         return await self.update(name, lambda record: record.with_policy(policy, value, element))
 
     async def set_policies(self, name: str, values: Mapping[str, Any]) -> NamespaceRecord:
-        """Set several policies, by Pulsar's names, to JSON values, all or none; None takes one away.
+        """Set several policies, by Pulsar's names, to JSON values, all or none; None removes one.
 
         Raises as ``update`` does.
         """
@@ -266,12 +266,12 @@ class Namespaces:
 
 
 def _permissions(name: str) -> list[str]:
-    """Where permissions in a namespace are."""
+    """Where permissions on a namespace, and on its topics, are."""
     return [keys.namespace_permissions(name), keys.topic_permissions_of(name)]
 
 
 def _clusters_of(record: NamespaceRecord) -> tuple[frozenset[str], frozenset[str]]:
-    """What has to go with the tenant and the clusters that there are."""
+    """What has to be allowed by the tenant and be among the known clusters."""
     return record.replication_clusters, record.allowed_clusters
 
 

@@ -26,7 +26,7 @@ from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
 TOGETHER = (MAX_OPERATIONS - 3) // 2
 """Partitions recorded in one transaction, with two checks each and three that they share."""
 ASIDE = "-set-aside-"
-"""Between the name of a topic and the time at which a copy of it was quarantined (R8)."""
+"""Separates a topic's name from the time at which a copy of it was quarantined (R8)."""
 
 
 class Topics:
@@ -83,15 +83,15 @@ class Topics:
             yield [(TopicName(domain, tenant, local, keys.unescape(name)), exists) for name, exists in found]
 
     async def follow(self, topic: TopicName) -> AsyncIterator[TopicRecord | None]:
-        """The topic's record as any broker of the region writes it, and None while there is none; at once as it is.
+        """The topic's record, at once and whenever a broker of the region writes it; None while there is none.
 
-        Records that follow each other quickly may be left out but the last one.
+        Of records written in quick succession, all but the last may be skipped.
         """
         path = keys.topic(topic)
         async for changes in self._access.store.watch(path):
             own = [change for change in changes if change.path == path]
             if changes and not own:
-                continue  # of topics whose names begin like this one's
+                continue  # only topics whose names begin with this one's changed
             record = own[-1].record if own else await self._access.store.get(path)
             yield None if record is None else TopicRecord.decode(path, record.value)
 
@@ -194,7 +194,7 @@ class Topics:
     async def delete(
         self, topic: TopicName, stamp: Stamp | None = None, ends: Mapping[str, Position] | None = None
     ) -> Stamp:
-        """Forget it; the caller deletes its ledgers. Returns the stamp of the deletion (R8).
+        """Delete its record; the caller deletes its ledgers. Returns the deletion's stamp (R8).
 
         :param stamp: the stamp of the same deletion in another region, so that both lead to the same incarnation.
         :param ends: see ``Deletion``.
@@ -219,7 +219,7 @@ class Topics:
         return deleted
 
     async def take_back(self, topic: TopicName) -> None:
-        """Forget a topic that should not have been created, without recording a deletion."""
+        """Remove a topic that should not have been created, without recording a deletion."""
         await self._access.store.delete(keys.topic(topic))
         if self.on_change is not None:
             self.on_change(topic, False)
@@ -254,7 +254,7 @@ class Topics:
             check, put, mark = await self._deletions.marking(topic, stamp)
             return await self._deletions.write([*checks, check], [*operations, put], topic, mark) or None
 
-        await self._access.retry(f"setting {topic} aside", attempt)
+        await self._access.retry(f"quarantining {topic}", attempt)
         if stamp is not None and topic.partition < 0:
             await forget_policies(self._access, topic, stamp)
         if self.on_change is not None:

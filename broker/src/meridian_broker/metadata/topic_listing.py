@@ -9,7 +9,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 
 
 class Listing:
-    """The names of a namespace's topics, built on demand, because a hundred thousand of them take a while."""
+    """The names of a namespace's topics, built on demand, because building a hundred thousand takes a while."""
 
     def __init__(self, domain: str, namespace: str, segments: list[str]) -> None:
         """:param segments: local names as escaped path segments, sorted."""
@@ -22,11 +22,11 @@ class Listing:
         return len(self._segments)
 
     def names(self, first: int, last: int) -> list[str]:
-        """The full names of some of them."""
+        """The full names from ``first`` to before ``last``."""
         return [self._prefix + keys.unescape(one) for one in self._segments[first:last]]
 
     def topic_names(self, first: int, last: int) -> list[TopicName]:
-        """The same, as values."""
+        """The same names, as values."""
         return [
             TopicName(self._domain, self._tenant, self._namespace, keys.unescape(one))
             for one in self._segments[first:last]

@@ -127,7 +127,7 @@ class MendRecord:
     @classmethod
     def from_json(cls, source: Any) -> MendRecord:
         """:raises Invalid: a field is not valid."""
-        data = mapping(source, "a mend")
+        data = mapping(source, "a damaged range")
         copies = None if data.get("copies") is None else _position(data, "copies")
         return cls(_position(data, "first"), take(data, "count", int, 1), copies)
 
@@ -155,7 +155,7 @@ class TopicRecord:
     extra: Mapping[str, Any] = field(default_factory=dict)
     stamp: Stamp | None = None
     topic_epoch: int | None = None
-    """Counts the exclusive producers that the topic has had; None: there was none."""
+    """Counts the exclusive producers that the topic has had; None: it had none."""
     owner: int = 0
     """The epoch of the broker that last opened the topic, which is its ledgers' fence (R10)."""
     holes: Mapping[str, tuple[tuple[Position, Position], ...]] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class TopicRecord:
     compacted: CompactedRecord | None = None
     """The compacted view, if there is one."""
     obsolete_ledgers: tuple[int, ...] = ()
-    """Ledgers that compaction may have begun, or left behind: they are deleted when the topic is opened."""
+    """Ledgers that compaction may have begun or left behind: they are deleted when the topic is opened."""
     newest_ledger: int = -1
     """The last ledger that was ever in ``ledgers``: a ledger on the volume with a greater id is newer than this record.
     """
@@ -184,8 +184,8 @@ class TopicRecord:
     """Per other region, earlier skipped ranges that the region has since passed: own entries ``(after, upto]``, the
     newest ones. They explain to a verifier what the region lacks."""
     terminated_origins: Mapping[str, Position] = field(default_factory=dict)
-    """Per other region, the last origin that was stored when the topic was terminated; none if an earlier version did
-    it."""
+    """Per other region, the last origin that was stored when the topic was terminated; none if an earlier version
+    terminated it."""
 
     def to_json(self) -> Json:
         return {

@@ -35,10 +35,10 @@ class Tree:
     path: str
     records: Mapping[str, Record]
     deleted: Stamp | None = None
-    """What was written up to then does not count: it belonged to an earlier object of that name."""
+    """Values written up to this stamp do not count: they belonged to an earlier object of that name."""
 
     def after(self, deleted: Stamp | None) -> Tree:
-        """Without what was written up to then."""
+        """The tree without what was written up to that stamp."""
         return replace(self, deleted=deleted)
 
     @property
@@ -132,7 +132,7 @@ def fold_topic_policies(tree: Tree) -> TopicPolicies | None:
 
 
 def _unfold(prefix: str, policy: str, value: Any) -> dict[str, Any]:
-    """One path per policy, or per element of one that is made of several."""
+    """One path per policy, or per element of a policy that is made of several."""
     at = prefix + escape(policy)
     if policy in TABLE and TABLE[policy].each:
         return {f"{at}/{escape(element)}": one for element, one in value.items()}
@@ -140,7 +140,7 @@ def _unfold(prefix: str, policy: str, value: Any) -> dict[str, Any]:
 
 
 def _fold(tree: Tree, prefix: str) -> dict[str, Any]:
-    """Policies by name; those with one path per element as a map, which overrides a value stored for the whole."""
+    """Policies by name. One with a path per element is a map, which overrides a value stored for the whole."""
     whole: dict[str, Any] = {}
     elements: dict[str, dict[str, Any]] = {}
     for leaf, value in tree.leaves().items():

@@ -5,8 +5,8 @@ for the store.
 The view holds the store's content at the paths it knows, by version: an update that is older than the known version is
 ignored. A namespace's record is built when it is first needed, and rebuilt after one of its paths changed.
 
-A namespace may be deleted, or hidden with its tenant, by a region that does not know its topics (R42). What it said
-last is kept until ``keep_only``, because its topics must not fall back to the broker's settings.
+A namespace may be deleted, or hidden with its tenant, by a region that does not know its topics (R42). Its last record
+is kept until ``keep_only``, because its topics must not fall back to the broker's settings.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _Shelf(Generic[T]):
         if base not in self._folded:
             tree = self._trees.get(base)
             if tree is None:
-                return None  # not remembered: names that do not exist are without number
+                return None  # not remembered: there is no end of names that do not exist
             self._folded[base] = self._fold(Tree(base, tree))
         return self._folded[base]
 
@@ -134,12 +134,12 @@ class _Shelf(Generic[T]):
 
 
 class _TopicPermissions(_Shelf[Permissions]):
-    """Those on topics, counted by namespace."""
+    """Permissions on topics, counted by namespace."""
 
     def __init__(self, fold: Callable[[Tree], Permissions | None]) -> None:
         super().__init__(fold)
         self.counts: Counter[str] = Counter()
-        """By the folder of the namespace's."""
+        """By the folder of a namespace's permissions on topics."""
 
     def replace(self, base: str, tree: Mapping[str, Record]) -> None:
         folder = base.rsplit("/", 2)[0]
@@ -163,7 +163,7 @@ class View:
         self._tenants: _Shelf[TenantRecord] = _Shelf(fold_tenant)
         self._namespaces: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
         self._kept: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
-        """What namespaces said last that are missing or being deleted."""
+        """The last records of namespaces that are missing or being deleted."""
         self._topic_policies: _Shelf[TopicPolicies] = _Shelf(self._fold_topic_policies)
         self._permissions: _Shelf[Permissions] = _Shelf(fold_permissions)
         self._topic_permissions = _TopicPermissions(self._fold_topic_permissions)
@@ -209,7 +209,7 @@ class View:
                 self._keep(tree.path, before)
 
     def follow(self, earlier: View) -> None:
-        """This view takes the place of another one: keep what namespaces said there that are missing here."""
+        """This view replaces an earlier one: keep its records of namespaces that are missing here."""
         for shelf in (earlier._kept, earlier._namespaces):
             for base, tree in shelf.trees():
                 self._keep(base, tree)
@@ -249,23 +249,24 @@ class View:
         return self._namespaces.get(keys.namespace(name))
 
     def ruling(self, name: str) -> NamespaceRecord | None:
-        """What holds for the topics of a namespace: what it says or, if it does not stand, what it said last."""
+        """The record that rules a namespace's topics: the present one or, if it is missing or being deleted, the last
+        one."""
         base = keys.namespace(name)
         return self._kept.get(base) or self._namespaces.get(base)
 
     def stands(self, name: str) -> bool:
-        """Whether a namespace is there, and not being deleted."""
+        """Whether a namespace exists and is not being deleted."""
         tenant = self._tenants.tree(keys.tenant(name.partition("/")[0]))
         return "" in tenant and _stands(self._namespaces.tree(keys.namespace(name)))
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Forget what namespaces said last, except these."""
+        """Forget the last records of all namespaces except these."""
         wanted = set(map(keys.namespace, names))
         for base in [base for base, _ in self._kept.trees() if base not in wanted]:
             self._kept.replace(base, {})
 
     def _keep(self, base: str, before: Mapping[str, Record]) -> None:
-        """A namespace may have changed from this."""
+        """Keep this earlier state of a namespace if it has gone since."""
         if _stands(self._namespaces.tree(base)):
             self._kept.replace(base, {})
         elif _stands(before):
@@ -278,11 +279,11 @@ class View:
         return self._topic_policies.get(keys.topic_policies(topic))
 
     def namespace_permissions(self, name: str) -> Permissions:
-        """On the namespace, whether it stands or not."""
+        """On the namespace, whether it exists or not."""
         return self._permissions.get(keys.namespace_permissions(name)) or {}
 
     def topic_permissions(self, topic: TopicName) -> Permissions:
-        """On the topic itself, whether its namespace stands or not."""
+        """On the topic itself, whether its namespace exists or not."""
         return self._topic_permissions.get(keys.topic_permissions(topic)) or {}
 
     def grants_on_topics(self, namespace: str) -> int:
@@ -297,7 +298,7 @@ class View:
         self._topic_permissions.fold_again(keys.TOPIC_PERMISSIONS + topic)
 
     def deletion(self, topic: TopicName) -> Stamp | None:
-        """The last deletion of the topic, or of the one that it is a partition of; None: it never was deleted."""
+        """The last deletion of the topic, or of the one that it is a partition of; None: it was never deleted."""
         paths = (keys.deletion(topic), keys.deletion(topic.base))
         return max((self._deletions[path] for path in paths if path in self._deletions), default=None)
 
@@ -349,7 +350,7 @@ def _stands(tree: Mapping[str, Record]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _says_it_stands(record: bytes) -> bool:
-    """Remembered, since each subscription that is made asks."""
+    """Cached, because every new subscription asks."""
     try:
         return not decode("a namespace", record)[0].get("deleting", False)
     except MetadataError:

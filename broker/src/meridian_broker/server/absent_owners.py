@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which brokers of the region own topics and cannot be reached: most likely they died a moment ago.
+"""Brokers of the region that own topics but cannot be reached: most likely they have just died.
 
-Their leases have not ended, so nobody else may serve their topics yet, and lookups would go on to name them. Each of
+Their leases have not ended, so nobody else may serve their topics yet, and lookups would keep naming them. Each of
 their clients would try to connect in vain, and pause for longer after each attempt. So lookups wait here instead until
 the topic has another owner, but no longer than a lease: a broker that still has its bundles by then is alive, and
 clients may reach it although this broker does not.
@@ -20,14 +20,14 @@ from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ownership.records import BrokerRecord
 
 LOOK_MS: Final = 1000
-"""So long a broker that was reached counts as alive."""
+"""How long a broker counts as alive after it was reached."""
 REACH_SECONDS: Final = 1.0
-"""So long a connection may take."""
+"""How long a connection may take."""
 MARGIN_MS: Final = 10_000
-"""From the end of a lease until other brokers have heard of it and own the bundles, on a busy machine, too. Clients
+"""From the end of a lease until other brokers have heard of it and own the bundles, even on a busy machine. Clients
 wait thirty seconds for an answer."""
 SESSIONS_MAX: Final = 100
-"""Brokers that are remembered, the latest ones."""
+"""Brokers that are remembered: the last ones checked."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class AbsentOwners:
         return seen is not None and seen.gone_ms is not None and now - seen.gone_ms < self._patience_ms
 
     async def _look(self, broker: BrokerRecord) -> None:
-        """Once for all who ask meanwhile."""
+        """One check serves all concurrent callers."""
         looking = self._looking.get(broker.session)
         if looking is None:
             looking = self._looking[broker.session] = asyncio.get_running_loop().create_future()
@@ -78,7 +78,7 @@ class AbsentOwners:
 
 
 async def _connects(broker: BrokerRecord) -> bool:
-    """Whether its admin port takes a connection. True if that cannot be tried: it does not say where it is."""
+    """Whether its admin port accepts a connection. True if that cannot be tried, because it announces no address."""
     addresses = Addresses.of(broker.addresses.get("", {}))
     place = urlsplit(addresses.admin_url or addresses.admin_url_tls or "")
     if not place.hostname or place.port is None:

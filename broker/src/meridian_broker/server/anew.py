@@ -19,6 +19,6 @@ log = logging.getLogger(__name__)
 
 
 def begin_anew(reason: str) -> NoReturn:
-    """Become the program that was started, as it was started."""
-    log.error("%s; it starts again, as after a crash", reason)
+    """Replace this process with a new start of its program, with the same arguments."""
+    log.error("%s; restarting, as after a crash", reason)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps how far other regions are behind across restarts: operators look at that figure while a region is away.
+"""Preserves across restarts how far other regions are behind: operators watch that figure while a region is away.
 
 What a region lacks is counted in memory (``replication/progress/lag.py``). One number per region is on record: since
-when it may lack something. It is written when the region's link breaks and when the region has everything again, so
-twice per outage, however much is acknowledged meanwhile. After a restart, the broker counts what the progress logs hold
-since then (``topics/lifecycle/unconfirmed.py``).
+when it may lack something. It is written when the region's link breaks and when the region has caught up, so twice per
+outage, however much is acknowledged meanwhile. After a restart, the broker counts what the progress logs hold since
+then (``topics/lifecycle/unconfirmed.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BehindRecord:
         self._on_record: dict[str, int] = {}
 
     async def open(self) -> None:
-        """Before any topic is opened and any region is connected to."""
+        """Call it before topics are opened and regions are connected to."""
         try:
             self._on_record = await self._catalog.behind.read(self._broker_id)
         except MetadataError as error:
@@ -52,7 +52,7 @@ class BehindRecord:
         return max(0, self._wall_ms() - since_ms)
 
     async def follow(self) -> None:
-        """Called every second: record which regions fell behind, and which have everything again."""
+        """Called every second: record which regions fell behind, and which have caught up."""
         now_ms, behind = self._wall_ms(), self._exchange.behind_for()
         self._before = {region: since for region, since in self._before.items() if region in behind}
         if behind.keys() == self._on_record.keys():

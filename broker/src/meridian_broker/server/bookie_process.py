@@ -29,14 +29,14 @@ from meridian_broker.server import lifeline
 
 READY_SECONDS: Final = 300.0
 """How long all bookies may take until they are registered. Without the archive of classes a Java start is slow, and a
-bookie whose previous registration has not run out yet waits for that."""
+bookie waits until its previous registration has expired."""
 STOP_SECONDS: Final = 20.0
 """How long they may take to end after SIGTERM. The first one may write the archive of classes then."""
 JAVA_MIN: Final = 17
 JARS: Final = Path(sys.prefix) / "libexec" / "bookkeeper"
 """Where ``scripts/bookkeeper`` puts them."""
 UNREGISTERED: Final = "Couldn't register bookie"
-"""In the log of a bookie whose lease ended before it was used: it goes on without ever being registered."""
+"""In the log of a bookie whose lease ended before it was used: it keeps running without ever being registered."""
 
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 8
@@ -53,7 +53,7 @@ class BookiesFailed(Exception):
 
 
 def missing(jars: Path) -> str | None:
-    """Why no bookie can be started here, and what to do; None: it can."""
+    """Why no bookie can be started here, and what to do; None: one can."""
     if not any(jars.glob("bookkeeper-server-*.jar")):
         return (
             f"there are no BookKeeper jars in {jars}. In a checkout, `scripts/bookkeeper` fetches them (with Maven, "
@@ -73,7 +73,7 @@ def missing(jars: Path) -> str | None:
 def java(jars: Path, *, leaves_archive: bool = False) -> list[str]:
     """The command of a Java program of BookKeeper, but for its class and arguments.
 
-    :param leaves_archive: leave the classes that it loaded behind when it stops, for those that start later.
+    :param leaves_archive: write an archive of the classes it loaded when it stops, for those that start later.
     """
     archive = jars / "bookie.jsa"
     option = [f"-XX:ArchiveClassesAtExit={archive}"] if leaves_archive and os.access(jars, os.W_OK) else []
@@ -153,7 +153,7 @@ class BookieProcesses:
     async def start(cls, directory: Path, etcd: str, count: int, jars: Path = JARS) -> Self:
         """Start them on loopback, on free ports, and wait until each is registered. Prints nothing.
 
-        :param etcd: URL of the region's etcd, which needs no password. Bookies belong to one etcd forever.
+        :param etcd: URL of the region's etcd, which needs no password. Bookies belong to one etcd for life.
         :raises BookiesFailed: there is no Java, there are no jars, or one does not come up; with the end of its log.
         """
         if (why := await asyncio.to_thread(missing, jars)) is not None:
@@ -187,7 +187,8 @@ class BookieProcesses:
             await registrations.close()
 
     def _missing(self, registered: set[str]) -> list[int]:
-        """Those that are not there yet. A registration may be that of a previous life, so each has to listen, too."""
+        """Bookies that are not up yet. A registration may be left over from an earlier process, so each must listen,
+        too."""
         return [
             number for number in self._processes if _id(number) not in registered or not _listens(self._ports[number])
         ]
@@ -210,9 +211,9 @@ class BookieProcesses:
             )
 
     async def _look_after(self, number: int, process: asyncio.subprocess.Process) -> None:
-        """Notice one that ended. One that gave up its registration is started again."""
+        """Fail if the process has ended; restart it if it gave up its registration."""
         if process.returncode is not None:
-            raise BookiesFailed(f"bookie {number} ended with {process.returncode}\n{self._log_end(number)}")
+            raise BookiesFailed(f"bookie {number} exited with code {process.returncode}\n{self._log_end(number)}")
         if UNREGISTERED in await asyncio.to_thread(self._log(number).read_text, errors="replace"):
             process.kill()
             await process.wait()
@@ -247,7 +248,7 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
 
 
 def _id(number: int) -> str:
-    """It stays the same while the port changes, so that a bookie finds its data again."""
+    """It stays the same when the port changes, so that a bookie finds its data again."""
     return f"bookie-{number}"
 
 

@@ -137,7 +137,7 @@ class BrokerProcess:
         ``stack`` closes everything again.
 
         :param files: makes the file port of the ledgers' directory; None: the operating system's own.
-        :param early: ports for clients that are open already; what is not taken is its owner's to close.
+        :param early: ports for clients that are already open; the caller closes those that are not taken.
         """
         make_directory(settings.region.data_directory)
         close_to_others(settings.region.data_directory)
@@ -353,7 +353,7 @@ class BrokerProcess:
         await self.catalog.ensure_bootstrap({self.region: mine} | self._listed)
 
     async def meet_regions(self) -> None:
-        """Know the regions that another one has introduced.
+        """Add the regions that other regions have introduced.
 
         :raises MetadataError: the store does not answer.
         """

@@ -29,11 +29,11 @@ from meridian_broker.topics.service.service import TopicService
 LOOK_SECONDS: Final = 1.0
 """How often topics are compared with their policies and with other regions."""
 SNAPSHOT_SECONDS: Final = 0.1
-"""How often topics are looked at that take snapshots; others cost nothing."""
+"""How often topics that take snapshots are checked; others cost nothing."""
 ROOM_SECONDS: Final = 5.0
 OFFLOAD_SECONDS: Final = 10.0
 GARBAGE_SECONDS: Final = 6 * 3600.0
-"""A crash leaves a ledger or two behind, and looking for them reads what is known of all ledgers and topics."""
+"""A crash leaves a ledger or two behind, and finding them takes a read of every ledger's and topic's record."""
 REST_SECONDS: Final = 30.0
 OPEN_SECONDS: Final = 5.0
 """Between attempts to open topics that could not be opened."""
@@ -54,15 +54,16 @@ class Chores:
     """None: there is no object store."""
     behind: BehindRecord
     meet_regions: Callable[[], Awaitable[None]]
-    """Know the regions that another one has introduced."""
+    """Add the regions that other regions have introduced."""
     speak_with_regions: Callable[[], None]
     """Keep links to exactly the regions that the metadata name."""
     balance: Callable[[], Awaitable[None]] | None
-    """Take bundles without an owner, hand over others to balance; None: this broker is its region's only one."""
+    """Acquire bundles without an owner, and hand over others for balance; None: this broker is its region's only
+    one."""
     report_load: Callable[[], Awaitable[None]] | None
     """Tell the region's other brokers how loaded this one is; None: there are none."""
     look_for_room: Callable[[], Awaitable[None]]
-    """See whether a full metadata store is full still."""
+    """Check whether a full metadata store still is full."""
 
     def __post_init__(self) -> None:
         self._works: list[PeriodicWork] = [*self.ledgers.works]
@@ -99,7 +100,7 @@ class Chores:
 
         self._begin(
             *("open the topics on record", service.loading.load_all, OPEN_SECONDS),
-            "topics that are not open do not replicate until a client asks for them",
+            "topics that are not open do not replicate until a client uses them",
             at_once=True,
         )
         self._begin(
@@ -131,7 +132,7 @@ class Chores:
         self._begin(
             *("remove unused topics", lambda: unused.remove_unused(service.opener)),
             removing.broker_delete_inactive_topics_frequency_seconds,
-            "unused topics stay",
+            "unused topics are not deleted",
         )
         self._begin(
             *("expire unused subscriptions", lambda: unused.expire_subscriptions(service.registry, used_elsewhere)),
@@ -146,7 +147,7 @@ class Chores:
         self._begin(
             *("look after client connections", lambda: self.gateway.keep_alive(peers=False)),
             self.gateway.keep_alive_seconds,
-            "dead client connections are not noticed",
+            "dead client connections stay open",
         )
         self._begin(
             *("end connections whose tokens have expired", end_expired, LOOK_SECONDS),
@@ -163,7 +164,7 @@ class Chores:
         self._begin(
             *("look after connections of other regions", lambda: self.gateway.keep_alive(peers=True)),
             PEER_KEEP_ALIVE_SECONDS,
-            "dead links are not noticed",
+            "dead links stay open",
         )
 
     def _begin_between_regions(self) -> None:
@@ -174,11 +175,11 @@ class Chores:
 
         self._begin(
             *("take snapshots of subscriptions", service.opener.snapshots.look, SNAPSHOT_SECONDS),
-            "subscriptions in snapshot mode do not move in other regions",
+            "other regions do not follow subscriptions in snapshot mode",
         )
         self._begin(
             *("ask other regions for missing entries", ask_for_missing, LOOK_SECONDS),
-            "entries that only a third region has do not arrive",
+            "entries that only a third region still has do not arrive",
         )
 
     def _begin_offload(self, offload: OffloadRounds) -> None:
@@ -191,7 +192,7 @@ class Chores:
 
         self._begin(
             *("offload ledgers", offload.look, OFFLOAD_SECONDS),
-            "ledgers that are due stay where they are; nothing is lost",
+            "ledgers due for offloading stay where they are; nothing is lost",
         )
         self._begin(
             *("delete offloaded copies that nobody needs", offload.offloading.clear, OFFLOAD_SECONDS),
@@ -199,7 +200,7 @@ class Chores:
         )
         self._begin(
             *("look for offloaded ledgers that nobody names", look_for_unneeded, GARBAGE_SECONDS),
-            "copies that a broker left behind when it died stay in the object store",
+            "copies that a dead broker left behind stay in the object store",
             at_once=True,
         )
 
@@ -211,17 +212,17 @@ class Chores:
         if self.balance is not None:
             self._begin(
                 *("take bundles that nobody owns", self.balance, LOOK_SECONDS),
-                "topics of a broker that died are not served until a client looks them up",
+                "topics of a dead broker are not served until a client looks them up",
                 at_once=True,
             )
         if self.report_load is not None:
             self._begin(
                 *("report the load of this broker", self.report_load, MEASURE_SECONDS),
-                "other brokers do not consider how loaded this one is",
+                "other brokers balance without knowing the load of this one",
             )
         self._begin(
             *("record which regions are behind", self.behind.follow, LOOK_SECONDS),
-            "a restart may show a region that is behind as in step",
+            "after a restart, a region that is behind may be shown as caught up",
         )
         self._begin(
             *("see whether a full metadata store has room again", self.look_for_room, ROOM_SECONDS),
@@ -230,7 +231,7 @@ class Chores:
         if not self.ledgers.is_apart:
             self._begin(
                 *("delete ledgers that nobody names", self._delete_unnamed, GARBAGE_SECONDS),
-                "ledgers that a broker left behind when it died stay on bookies",
+                "ledgers that a dead broker left behind stay on bookies",
             )
             self._begin(
                 *("put idle acknowledgements into records", lambda: rounds.rest_all(self.service), REST_SECONDS),

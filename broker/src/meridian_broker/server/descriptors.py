@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 RESERVE_MAX: Final = 4096
 """Descriptors that the broker itself never needs more than."""
 LIMIT_MAX: Final = 1 << 20
-"""A limit that is higher, or none at all, counts as this."""
+"""A higher limit, or none at all, counts as this."""
 
 
 class Shares(NamedTuple):
     """Most connections of each kind."""
 
     clients: int
-    """To the Pulsar ports, of clients that were let in."""
+    """To the Pulsar ports, by clients that have sent CONNECT."""
     strangers: int
     """To the Pulsar ports, by clients that have not sent CONNECT."""
     http: int
@@ -34,7 +34,7 @@ class Shares(NamedTuple):
 
 
 def raise_limit() -> None:
-    """Raise this process's limit of open files as far as it may."""
+    """Raise this process's limit of open files as far as it is allowed to."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = LIMIT_MAX if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -51,9 +51,9 @@ def limit() -> int:
 
 
 def shares(files: int, http_most: int) -> Shares:
-    """How many connections there may be with this limit of open files: half of it stays, or ``RESERVE_MAX``.
+    """How many connections this limit of open files allows: half of it is reserved, at most ``RESERVE_MAX``.
 
-    :param http_most: what the settings allow to the HTTP ports; the rest of their share is the clients'.
+    :param http_most: what the settings allow the HTTP ports; clients get the rest of their share.
     """
     free = files - min(files // 2, RESERVE_MAX)
     http, strangers, handshakes = min(free // 4, http_most), min(free // 8, STRANGERS), min(free // 16, HANDSHAKES)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def confirmed(host: ExchangeHost, exchange: ExchangeShell, scheduler: Scheduler) -> None:
-    """Wait, within the barrier's time, until peers confirmed the changes sent to them (R20)."""
+    """Wait, within the barrier's time, until peers have confirmed the changes sent to them (R20)."""
 
     async def flush(topic: str, subscription: str) -> None:
         await scheduler.answer(lambda ready: exchange.flush(topic, subscription, lambda: ready(None)))

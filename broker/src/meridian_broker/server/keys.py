@@ -30,7 +30,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Keys:
-    """Read when the broker starts, so that a file that cannot be used ends the start."""
+    """Read when the broker starts, so that an unusable file ends the start."""
 
     def __init__(self, settings: Settings) -> None:
         """:raises SettingsError: a file cannot be read, or does not hold a key."""
@@ -77,7 +77,7 @@ class Keys:
             self.peer_secrets = secrets
 
     def _warn(self) -> None:
-        """Say, once each, which secrets other users can read."""
+        """Log, once each, which secrets other users can read."""
         for problem in filter(None, map(exposure, secret_files(self._settings))):
             if problem not in self._exposed:
                 self._exposed.add(problem)

@@ -7,9 +7,9 @@ DIR/lock                 held by the running ``meridian up``
 DIR/<region>/broker.conf settings of that region's broker: ``meridian broker --config`` starts it again by hand
 DIR/<region>/broker.log  what it logged, all starts
 DIR/<region>/data        its message log and, when embedded, its metadata
-DIR/<region>/broker-<n>  the same three of each broker, in a region of several
+DIR/<region>/broker-<n>  the same three for each broker, in a region with several
 DIR/<region>/etcd        its etcd's data and passwords, when there is one
-DIR/<region>/bookies     its bookies' data, configurations and logs, when there are some
+DIR/<region>/bookies     its bookies' data, configurations and logs, when there are any
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Directory:
         return self.path / "peer.token"
 
     def make_token(self) -> None:
-        """Choose the secret, once in the directory's life. It is readable by this user only from the first byte on."""
+        """Choose the secret, once in the directory's life. From its first byte on, only this user can read the file."""
         make_secret(self.token_file)
 
     def require_same_stores(self, metadata: str, storage: str) -> None:
@@ -242,8 +242,8 @@ class Directory:
         for kind, (now, what) in {"metadata": (metadata, "metadata"), "storage": (storage, "messages")}.items():
             if before[kind] != now:
                 raise UpFailed(
-                    f"{self.path} keeps its {what} as {before[kind]}: start it with --{kind} {before[kind]}, or choose "
-                    "another --data-dir"
+                    f"{self.path} keeps its {what} in the {before[kind]} store: start it with --{kind} {before[kind]}, "
+                    "or choose another --data-dir"
                 )
 
     def write_regions(

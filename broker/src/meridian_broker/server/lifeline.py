@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process sent SIGTERM when process ``parent`` is gone, or end at once when it is gone already.
+    """Have SIGTERM sent to this process when process ``parent`` ends, or exit at once if it is gone already.
 
     The signal comes when the *thread* that made this process ends: a supervisor starts children from its main thread.
     """

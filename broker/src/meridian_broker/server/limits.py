@@ -10,10 +10,10 @@ START_SECONDS_MAX: Final = 60.0
 checkpoint, which takes seconds; the rest is for a machine under load."""
 
 HEALTH_POLL_SECONDS: Final = 0.05
-"""Pause between two looks at a starting region: short beside its start, and no load."""
+"""Pause between two health checks of a starting region: short compared with its start, and hardly any load."""
 
 HEALTH_ANSWER_SECONDS_MAX: Final = 5.0
-"""How long one health request may take before it is asked again."""
+"""How long one health request may take before it is sent again."""
 
 STOP_MARGIN_SECONDS: Final = 5.0
 """Extra time that a broker gets beyond ``brokerShutdownTimeoutMs`` before it is killed."""
@@ -25,4 +25,4 @@ LOG_TAIL_BYTES: Final = 16 * 1024
 """How much of the log's end is read for them."""
 
 REGIONS_MAX: Final = 16
-"""Regions of one ``meridian up``. Links grow with the square, and ports are ten apart."""
+"""Regions of one ``meridian up``. The number of links grows with the square, and ports are ten apart."""

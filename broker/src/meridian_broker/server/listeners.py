@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The addresses on which this process listens, and those that it tells clients.
 
-Addresses are bound first and served later: a port that is taken ends the start before anything was done, and no client
+Addresses are bound first and served later: a port that is taken ends the start before anything is done, and no client
 gets in before the broker is ready for it.
 """
 
@@ -118,7 +118,7 @@ class Listeners:
         return replace(found, admin_url=self._own.admin_url, admin_url_tls=self._own.admin_url_tls)
 
     def every(self) -> dict[str, Addresses]:
-        """The addresses by listener; those for clients that name none are at the empty name."""
+        """The addresses by listener; the empty name has those for clients that name none."""
         found = {name: self.addresses(name) for name in ("", *self._listeners)}
         return {name: addresses for name, addresses in found.items() if addresses is not None}
 
@@ -133,7 +133,7 @@ class Listeners:
 
 
 def _known_names(settings: Settings, listeners: Mapping[str, Addresses]) -> frozenset[str]:
-    """Host names by which requests may mean this broker."""
+    """Host names that requests to this broker may name."""
     mine = listed_regions(settings).get(settings.region.cluster_name)
     urls = [] if mine is None else [mine.service_url, mine.service_url_tls]
     urls += [one for found in listeners.values() for one in astuple(found) if one]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that are changed while brokers run, for all brokers of a region.
 
-What was changed is one record in the region's metadata, over each broker's own settings. A change goes through the same
-door as a settings file (``Settings.build``), together with everything that was changed before, and is written only if
-the record is still the one that was checked: so two people cannot make settings together that do not go together.
+All changes are one record in the region's metadata; they override each broker's own settings. A change is checked as a
+settings file is (``Settings.build``), together with all earlier changes, and is written only if the record is still the
+one that was checked: so two people cannot combine settings that contradict each other.
 
-Every broker follows the record. Brokers may have different settings of their own, or be of different versions: what
-one of them cannot use it leaves out and says so in its log, and everything else holds.
+Every broker follows the record. Brokers may have different settings of their own, or run different versions: each
+ignores the changes that it cannot use, logs that, and applies the others.
 
-Which settings can be changed is said where they are declared (``setting_fields.DYNAMIC``).
+Settings that can be changed are marked where they are declared (``setting_fields.DYNAMIC``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RETRY_SECONDS: Final = 1.0
 ATTEMPTS: Final = 8
 """How often a change is tried while others change settings at the same time."""
 VALUE_MAX: Final = 4096
-"""Length of a value: longer than any that means something."""
+"""Longest value: longer than any useful one."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class LiveSettings:
         self.current = own
         """The settings in force."""
         self.changed: Mapping[str, str] = {}
-        """What was changed in this region, and is in force here."""
+        """The changes in this region that are in force here."""
 
     @property
     def names(self) -> list[str]:
@@ -61,7 +61,7 @@ class LiveSettings:
         self._followers.append(follower)
 
     async def load(self) -> None:
-        """Read what was changed. :raises MetadataError: the store does not answer, or the record cannot be read."""
+        """Read the changes. :raises MetadataError: the store does not answer, or the record cannot be read."""
         self._take_over(_values(await self._store.get(keys.SETTINGS)))
 
     async def follow(self) -> NoReturn:
@@ -76,11 +76,11 @@ class LiveSettings:
         try:
             await self.load()
         except MetadataError as error:
-            log.warning("cannot look for changed settings; keeping the current ones, will retry: %s", error)
+            log.warning("cannot read changed settings; keeping the current ones, will retry: %s", error)
             raise
 
     async def change(self, key: str, value: str | None) -> None:
-        """Change a setting for all brokers of the region; None: as each broker's own settings say.
+        """Change a setting for all brokers of the region; None: back to each broker's own value.
 
         :raises Invalid: there is no such setting, it cannot be changed, or the value cannot be used.
         :raises MetadataError: it is unknown whether it was changed.
@@ -109,7 +109,7 @@ class LiveSettings:
             except VersionConflict:
                 if attempt == ATTEMPTS - 1:
                     raise
-        log.info("changed in the whole region: %s %s", key, "is as each broker says" if value is None else f"= {value}")
+        log.info("changed for the whole region: %s %s", key, "is each broker's own" if value is None else f"= {value}")
         self._take_over(found)
 
     def _with(self, changed: Mapping[str, str]) -> Settings:
@@ -130,7 +130,7 @@ class LiveSettings:
             follower(settings)
 
     def _usable(self, found: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-        """As many of the changes as this broker can use together, and why not the others."""
+        """The changes that this broker can use together, and why it cannot use the others."""
         try:
             self._with(found)
         except SettingsError:
@@ -154,7 +154,7 @@ def _check(key: str, value: str) -> None:
     if (setting := BY_KEY.get(key)) is None:
         raise Invalid(unknown(key, "configuration"))
     if not setting.is_dynamic:
-        raise Invalid(f"{key} cannot be changed while brokers run: change it where they are started, and restart them")
+        raise Invalid(f"{key} cannot be changed while brokers run: change the brokers' own settings and restart them")
     if len(value) > VALUE_MAX:
         raise Invalid(f"{key}: the value has {len(value)} characters, expected at most {VALUE_MAX}")
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How loaded this broker is, and which of its bundles cause it.
 
-The processor decides: a broker's event loop uses one core at most, and is late for everybody once it uses all of it.
-What a bundle costs is estimated by its messages and bytes, and only asked for while the broker is busy: that takes a
-walk over all open topics.
+The processor decides: a broker's event loop uses one core at most, and is late for everybody once that is used up. What
+a bundle costs is estimated from its messages and bytes, only while the broker is busy: that takes a walk over all open
+topics.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from meridian_broker.topics.service.traffic import traffic
 from meridian_broker.topics.topic import Topic
 
 MEASURE_SECONDS: Final = 10.0
-"""Between two measurements: long beside a garbage collection or a burst."""
+"""Between two measurements: long compared with a garbage collection or a burst."""
 WEIGHT: Final = 0.5
-"""Of a new measurement against all earlier ones."""
+"""Weight of a new measurement against all earlier ones."""
 MESSAGE_BYTES: Final = 16 << 10
 """Bytes that cost as much as one message does by itself."""
 
 
 class Processor:
-    """The processor time that this process takes."""
+    """The processor time that this process uses."""
 
     def __init__(self, seconds_used: Callable[[], float], now: Callable[[], float]) -> None:
-        """:param now: a monotone clock in seconds."""
+        """:param now: a monotonic clock in seconds."""
         self._seconds_used = seconds_used
         self._now = now
         self._before = (now(), seconds_used())
         self._usage: float | None = None
 
     def usage(self) -> float:
-        """Share of one core, over some of the last calls of this; what other threads take counts as well."""
+        """Share of one core, smoothed over the last calls; other threads count as well."""
         before, used_before = self._before
         self._before = now, used = self._now(), self._seconds_used()
         if now > before:
@@ -45,19 +45,19 @@ class Processor:
 
 
 class BundleTraffic:
-    """What each bundle carries."""
+    """The traffic of each bundle."""
 
     def __init__(self) -> None:
         self._before: dict[Bundle, int] = {}
 
     def forget(self) -> None:
-        """The next measurement has no earlier one to compare with."""
+        """Let the next measurement begin afresh."""
         self._before = {}
 
     async def measure(
         self, topics: AsyncIterable[Topic], bundle_of: Callable[[str], Bundle | None]
     ) -> Mapping[Bundle, float]:
-        """Traffic of each bundle since the call before; empty at the first call."""
+        """Traffic of each bundle since the previous call; empty at the first call."""
         totals: Counter[Bundle] = Counter()
         async for topic in topics:
             if (bundle := bundle_of(topic.name)) is not None:

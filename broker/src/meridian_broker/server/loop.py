@@ -23,7 +23,8 @@ class LoopScheduler:
         self._now_ms = 0
 
     def now_ms(self) -> int:
-        """The same object within a millisecond: subscriptions keep several times, and many are made together."""
+        """The same object within a millisecond: subscriptions store several timestamps, and many are created
+        together."""
         now_ms = time.time_ns() // 1_000_000
         if now_ms != self._now_ms:
             self._now_ms = now_ms

@@ -19,7 +19,7 @@ from meridian_broker.metadata.store import MetadataStore
 from meridian_broker.server.settings import Settings
 
 NAME_BYTES = 8
-"""Of the name of a copy: no two of a ledger are alike."""
+"""Random bytes in the name of a copy: no two copies of a ledger share a name."""
 
 
 async def with_offloaded(
@@ -29,7 +29,7 @@ async def with_offloaded(
     scheduler: Scheduler,
     objects: ObjectStore | None = None,
 ) -> LedgerStorage:
-    """The storage with the ledgers that were offloaded from it; ``near`` itself if none are, nor are to be.
+    """The storage with the ledgers that were offloaded from it; ``near`` itself if there are none and none are planned.
 
     :param objects: instead of the bucket in the settings.
     :raises LedgerError: there are offloaded ledgers, and no store in the settings; or the store cannot be used at all.
@@ -42,7 +42,7 @@ async def with_offloaded(
     if place is None and objects is None:
         if any(record.is_whole for record in table):
             raise LedgerError(
-                f"{len(table)} ledgers of region {region} were offloaded, and the settings do not say to where: set "
+                f"{len(table)} ledgers of region {region} were offloaded, but the settings do not say where to: set "
                 "managedLedgerOffloadDriver and s3ManagedLedgerOffloadBucket again"
             )
         return near

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that is one of several in its region: puts together its part in ownership.
+"""Sets up ownership for a broker that is one of several in its region.
 
 A region's sole broker owns every topic without asking, so it must not run beside others. A broker that joins a region
 first registers in the metadata and then takes the next epoch of the sole broker, which stops that one (``rank.py``). A
@@ -60,7 +60,7 @@ class OneOfSeveral:
         self._measuring = BundleTraffic()
         self._absent = AbsentOwners(scheduler, settings.metadata_store_session_timeout_millis / 1000)
         self._traffic: Mapping[Bundle, float] = {}
-        """Of this broker's bundles, while it is busy."""
+        """Traffic of this broker's bundles, measured while it is busy."""
         self._addresses = addresses
         self._catalog = catalog
         self.owner = BundleOwner(

@@ -52,7 +52,7 @@ async def open_stores(
 
     :param files: makes the file port of the ledgers' directory; None: the operating system's own.
     :raises LedgerError: the ledgers cannot be read.
-    :raises MetadataError: the metadata store does not answer, or has what cannot be read.
+    :raises MetadataError: the metadata store does not answer, or holds unreadable values.
     """
     store = await open_metadata(settings, begin_anew)
     stack.push_async_callback(store.close)
@@ -62,7 +62,7 @@ async def open_stores(
     await live.load()
     settings = live.current
     choice = settings.metadata.sync_choice()
-    # The catalog writes through it what other regions have to learn.
+    # The catalog's writes go through it, for what other regions have to learn.
     recording = RecordingStore(metadata, clock, choice.is_synced, lambda: choice.refusal, CALLER.get)
     sharing = MetadataSync(
         store=metadata,

@@ -21,14 +21,14 @@ def create_for_ourselves() -> None:
 
 
 def close_to_others(directory: Path) -> None:
-    """Deny others access to a directory. One of another user, such as the root of a volume, stays as it is."""
+    """Deny others access to a directory. One that another user owns, such as the root of a volume, stays as it is."""
     mode = stat.S_IMODE(directory.stat().st_mode)
     if not mode & OTHERS:
         return
     try:
         directory.chmod(mode & ~OTHERS)
     except OSError as error:
-        log.info("%s keeps mode %04o, which cannot be changed: %s", directory, mode, error.strerror)
+        log.info("%s keeps mode %04o, because changing it failed: %s", directory, mode, error.strerror)
     else:
         log.warning(
             "%s had mode %04o, which let other users of this machine read it; changed to %04o",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of regions: which of another one may be used, and which of its own a region puts on record."""
+"""Addresses of regions: which one of another region may be used, and which of its own a region records."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from meridian_broker.metadata.records import ClusterRecord
 class RegionAddresses:
     """Finds other regions.
 
-    With TLS, a relay between two regions is noticed, so any cluster record may be used. Without TLS it is not, and
-    anyone who can write such a record could be the relay: then only the file named in the settings counts. A region of
-    Apache Pulsar proves nothing about itself anyway: its record counts as it does in Pulsar.
+    TLS exposes a man in the middle between two regions, so any cluster record may be used. Without TLS, anyone who can
+    write such a record could be that man: then only the file named in the settings counts. A region of Apache Pulsar
+    proves nothing about itself anyway: its record counts as it does in Pulsar.
     """
 
     catalog: Catalog
     listed: Mapping[str, ClusterRecord]
-    """What the file says."""
+    """The records of that file, by region."""
     has_tls: bool
 
     def resolve(self, region: str) -> tuple[str, str | None] | None:
@@ -52,7 +52,7 @@ class RegionAddresses:
 
 
 def own_record(own: Addresses | None) -> ClusterRecord:
-    """What other regions and tools find under this region's name where no file lists it."""
+    """This region's record for other regions and tools, where no file lists it."""
     mine = own or Addresses()
     return ClusterRecord(
         mine.admin_url or "", mine.admin_url_tls or "", mine.service_url or "", mine.service_url_tls or ""

@@ -60,7 +60,7 @@ def _cluster(file: Path, number: int, region: Any) -> tuple[str, ClusterRecord]:
         raise SettingsError(f"regionsFile: region {number} in {file} is of kind {kind!r}: use {' or '.join(KINDS)}")
     role = given.get("replicator_role", "")
     if not isinstance(role, str):
-        raise SettingsError(f"regionsFile: replicator_role of region {number} in {file} is not the name of a role")
+        raise SettingsError(f"regionsFile: replicator_role of region {number} in {file} is not a valid role name")
     return given["name"], ClusterRecord(
         kind=kind,
         replicator_role=role,

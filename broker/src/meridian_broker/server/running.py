@@ -28,10 +28,10 @@ from meridian_broker.server.waiting import StartFailed
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
-"""The thread that makes entries durable gets the interpreter this soon; the default of 5 ms would stand in every
+"""The thread that makes entries durable gets the interpreter this soon; the default of 5 ms would add to every
 receipt's latency."""
 GC_THRESHOLD: Final = (50_000, 20, 50)
-"""Entries, receipts and acknowledgements make no cycles: looking for some less often costs a little memory."""
+"""Entries, receipts and acknowledgements form no reference cycles: collecting less often costs a little memory."""
 MMAP_THRESHOLD: Final = 64 << 20
 M_MMAP_THRESHOLD: Final = -3
 M_TRIM_THRESHOLD: Final = -1

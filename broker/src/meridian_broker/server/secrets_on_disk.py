@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def make_secret(file: Path) -> None:
-    """Choose a secret, unless the file is there. It is readable by this user only from the first byte on.
+    """Choose a secret, unless the file exists. From its first byte on, only this user can read the file.
 
     :raises OSError: it cannot be written.
     """

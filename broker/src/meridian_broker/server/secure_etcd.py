@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``meridian secure-etcd`` waits for a region's etcd and switches its authentication on.
 
-With ``managedLedgerStorage=bookkeeper`` it also prepares etcd for bookies: a user for them, and what the first one has
-to find there. ``meridian await-etcd`` waits for that, because a bookie that finds etcd unprepared ends.
+With ``managedLedgerStorage=bookkeeper`` it also prepares etcd for bookies: a user for them, and the root that they
+register under. ``meridian await-etcd`` waits for that, because a bookie that finds etcd unprepared exits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from meridian_broker.server.settings import Settings, SettingsError
 from meridian_broker.server.waiting import StartFailed, once_there
 
 BOOKIES: Final = "bookkeeper"
-"""The bookies' user, who has no password: their driver logs in with a certificate of this common name."""
+"""The bookies' user, which has no password: their driver logs in with a certificate of this common name."""
 
 
 class Unprepared(MetadataError):
-    """A bookie that started now would end."""
+    """A bookie that started now would exit."""
 
 
 def run_secure_etcd(settings: Settings, root_password_file: Path, say: Callable[[str], None]) -> int:
@@ -56,10 +56,10 @@ def run_secure_etcd(settings: Settings, root_password_file: Path, say: Callable[
 
 
 def run_await_etcd(settings: Settings) -> int:
-    """Returns 0 once etcd shows with these credentials what a bookie wants to find.
+    """Returns 0 once etcd, with these credentials, shows the root that bookies register under.
 
     :raises SettingsError: as ``run_secure_etcd``.
-    :raises StartFailed: that was not so in time.
+    :raises StartFailed: it did not show in time.
     """
     urls = _urls(settings)
 
@@ -67,7 +67,7 @@ def run_await_etcd(settings: Settings) -> int:
         registrations = Registrations(urls, settings.metadata.login)
         try:
             if not await registrations.has_root():
-                raise Unprepared(f"etcd at {urls} is not prepared for bookies: `meridian secure-etcd` does that")
+                raise Unprepared(f"`meridian secure-etcd` has not prepared etcd at {urls} for bookies")
         finally:
             await registrations.close()
 

@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Any, Final
 
 DYNAMIC: Final[Mapping[str, Any]] = {"dynamic": True}
-"""Of a setting that can be changed while brokers run: what it rules reads it again, or follows ``LiveSettings``."""
+"""Marks a setting that can be changed while brokers run: its users read it again, or follow ``LiveSettings``."""
 
 
 class SettingsError(Exception):
@@ -18,7 +18,7 @@ class SettingsError(Exception):
 def whole(default: int, minimum: int, maximum: int, *, key: str | None = None, dynamic: bool = False) -> Any:
     """A whole number with inclusive bounds.
 
-    :param key: when the snake_case name does not lead back to Pulsar's.
+    :param key: if it cannot be derived from the snake_case name.
     :param dynamic: see ``DYNAMIC``.
     """
     return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "key": key, "dynamic": dynamic})

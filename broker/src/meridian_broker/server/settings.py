@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every setting of a broker, in one tree of small frozen classes, and the one place where settings are read.
 
-A key is spelled as Pulsar's ``broker.conf`` spells it where Pulsar has the setting, and in camelCase where it has not.
-The Python attribute is the same name in snake_case. A value comes from the first of these that has it:
+A key is spelled as in Pulsar's ``broker.conf`` if Pulsar has the setting, else in camelCase. The Python attribute is
+the same name in snake_case. A value comes from the first of these that has it:
 
 1. ``--set key=value`` on the command line,
 2. the environment variable ``MERIDIAN_<key>``, for example ``MERIDIAN_clusterName``,
@@ -80,16 +80,16 @@ class RegionSettings:
     `metadataStoreUser`. Empty means `metadata.sqlite` inside the data directory. Every region has its own store."""
 
     regions_file: Path | None = None
-    """A JSON file `{"regions": [{"name", "service_url", "admin_url"}, ...]}` that lists every region, this one too,
-    with TLS also by `service_url_tls` and `admin_url_tls`. On start the broker creates a cluster for each, and tenant
-    `public` with namespace `public/default` replicated to all. Empty: the same for this region alone. The broker
+    """A JSON file `{"regions": [{"name", "service_url", "admin_url"}, ...]}` that lists every region, this one
+    included; with TLS also `service_url_tls` and `admin_url_tls`. On start, the broker creates a cluster for each, and
+    tenant `public` with namespace `public/default` replicated to all. Empty: the same for this region alone. The broker
     connects to clusters created through the admin API over TLS only (`brokerClientTlsEnabled`)."""
 
     peer_token_file: Path | None = None
     """File with the secret by which the brokers of all regions authenticate each other, at least 32 bytes, the same in
     every region. `meridian tokens create-peer-secret` makes one. Make it readable by the broker's user only. Required
-    when `regionsFile` names other regions; when empty, no broker is accepted as a peer and nothing is replicated.
-    While the secret is changed the file has two lines, the new one first, and regions that know both use it
+    when `regionsFile` names other regions; when empty, no broker is accepted as a peer and nothing is replicated. While
+    the secret is being changed, the file has two lines, the new one first, and regions that know both use it
     (docs/security.md). The file is read again when it changes."""
 
 
@@ -101,7 +101,7 @@ class ProcessSettings:
     """Minimum level of log lines. The log is standard error."""
 
     fault_injection_enabled: bool = False
-    """For tests of the verification: enables admin calls that lose messages on purpose. Never set it where messages
+    """For testing the verification: enables admin calls that lose messages on purpose. Never set it where messages
     matter."""
 
     start_timeout_seconds: int = _int(60, 0, 3600)
@@ -132,9 +132,9 @@ class Settings:
     process: ProcessSettings = field(default_factory=ProcessSettings)
 
     def __post_init__(self) -> None:
-        """Rules that a single value cannot break.
+        """Check the rules between settings.
 
-        :raises SettingsError: always with the keys that do not go together.
+        :raises SettingsError: some keys do not go together; it names them.
         """
         if not re.fullmatch(r"[A-Za-z0-9][-_.A-Za-z0-9]{0,63}", self.region.cluster_name):
             raise SettingsError(

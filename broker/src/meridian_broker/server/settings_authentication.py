@@ -18,14 +18,15 @@ class AuthenticationSettings:
     such as the algorithm of public keys, needs a restart."""
 
     authentication_enabled: bool = False
-    """Clients, and users of the admin API, show a signed token (a JSON Web Token). Probes and metrics stay open."""
+    """Clients and users of the admin API must present a signed token (a JSON Web Token). Probes and metrics stay
+    open."""
 
     token_secret_key: str = ""
     """The secret key that signs tokens, at least 32 bytes: `file:///PATH` or a path. `meridian tokens
-    create-secret-key` makes one, `meridian tokens create` a token. A directory holds several keys, 16 at most, in
-    files that end in `.key`, so that keys can be replaced without rejecting any client (docs/security.md). The name of
-    such a file, without `.key`, is the key's id: a token that names it (`kid`) is checked with this key, any other
-    token with each of them."""
+    create-secret-key` makes one, `meridian tokens create` a token. A directory holds several keys, 16 at most, in files
+    that end in `.key`, so that keys can be replaced without rejecting any client (docs/security.md). The name of such a
+    file, without `.key`, is the key's id: a token that names it (`kid`) is checked with this key, any other token with
+    each key."""
 
     token_public_key: str = ""
     """The public key of a pair whose private key signs tokens, in PEM or DER: `file:///PATH` or a path.
@@ -33,26 +34,26 @@ class AuthenticationSettings:
     `.pem`. Tokens may be signed with any key of either setting."""
 
     token_public_alg: PublicAlgorithm = "RS256"
-    """How tokens are signed with that pair, and with all others in the directory. RS needs an RSA key of 2048 bits or
+    """How tokens are signed with that pair and with all others in the directory. RS needs an RSA key of 2048 bits or
     more, ES256 one on the curve P-256, ES384 on P-384, ES512 on P-521."""
 
     token_auth_claim: str = "sub"
     """Claim of a token that names the role."""
 
     token_audience_claim: str = "aud"
-    """Claim of a token that names where it is valid: a text or a list of texts."""
+    """Claim of a token that names where it is valid: a string or a list of strings."""
 
     token_audience: str = ""
-    """Required content of that claim. Empty: tokens with the claim need the name of this region in it (`meridian
-    tokens create --region`), tokens without it are valid everywhere. Set: tokens without it are refused."""
+    """Required value of that claim. Empty: tokens with the claim need the name of this region in it (`meridian tokens
+    create --region`), tokens without it are valid everywhere. Set: tokens without it are refused."""
 
     broker_client_authentication_parameters: str = ""
     """The token that this broker shows to regions that run Apache Pulsar, as `file:///PATH`. The file is read on every
     connection. Empty: none. Brokers of Meridian authenticate each other by `peerTokenFile`."""
 
     super_user_roles: str = ""
-    """Roles that may use the whole admin API, separated by commas. Others may connect, and look up what their clients
-    need; what else they may says `authorizationEnabled`."""
+    """Roles that may use the whole admin API, separated by commas. Others may connect and look up what their clients
+    need; `authorizationEnabled` decides what else they may do."""
 
     authorization_enabled: bool = False
     """Roles need permissions: to produce or consume, on a topic or its namespace; and a tenant's admin roles may do

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits on all clients together, so that many of them cannot take the broker from each other."""
+"""Limits on all clients together, so that many of them cannot crowd each other out."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class LimitSettings:
     """The same for connections from one address. 0: no limit."""
 
     max_http_server_connections: int = whole(2048, 8, 1_000_000)
-    """Connections to the HTTP ports. Beyond that, a new connection replaces the one that has been idle for longest,
-    and is refused if none is idle. The limit of open files may allow fewer."""
+    """Connections to the HTTP ports. Beyond that, a new connection replaces the one that has been idle longest, and is
+    refused if none is idle. The limit of open files may allow fewer."""
 
     max_http_server_connections_per_ip: int = whole(512, 4, 1_000_000)
     """The same for connections from one address."""
@@ -37,9 +37,9 @@ class LimitSettings:
     from connections that publish until half are stored. 0: no limit."""
 
     max_concurrent_topic_load_request: int = whole(64, 1, 100_000)
-    """Topics that are opened at the same time; others wait for their turn. Pulsar's default is 5000. Here, more are not
-    opened sooner, and delay everything else that the broker does: when it takes over the topics of one that died, it
-    could lose its own lease."""
+    """Topics that are opened at the same time; others wait for their turn. Pulsar's default is 5000. Here, a higher
+    limit opens none of them sooner and delays everything else: a broker that takes over the topics of a dead one could
+    lose its own lease."""
 
     broker_publisher_throttling_max_message_rate: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """Messages a second that all clients together may publish. 0: no limit."""

@@ -21,8 +21,8 @@ from meridian_broker.server.setting_fields import DYNAMIC, SettingsError, whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSettings:
-    """How the broker identifies itself to its metadata store, if that is etcd; and what of the metadata is kept equal
-    in all regions (docs/metadata.md)."""
+    """How the broker identifies itself to its metadata store, if that is etcd; and which metadata are kept equal in all
+    regions (docs/metadata.md)."""
 
     metadata_sync_event_topic: str = field(default="", metadata=DYNAMIC)
     """The topic by which regions tell each other of changed metadata, for example
@@ -38,17 +38,17 @@ class MetadataSettings:
     """What is kept equal, separated by commas: `tenants` with their admin roles and allowed clusters, `namespaces` with
     all their policies, `topicPolicies` with the policies of topics, `partitionedTopics` with the partitioned topics
     that are not persistent, `schemas` with the schemas of topics, `permissions` with those of roles on namespaces and
-    topics, `clusters` with what regions there are. A region ignores events of other scopes."""
+    topics, `clusters` with the list of regions. A region ignores events of other scopes."""
 
     metadata_sync_tombstone_retention_seconds: int = whole(604_800, 0, 315_360_000, dynamic=True)
-    """How long deletions are remembered for a region that is away, 3600 at least. A region that most others have not
-    heard for longer is not waited for, and joins as a new one when it is back. 0: they are remembered for as long as it
-    is away."""
+    """How long, in seconds, deletions are remembered for a region that is away; at least 3600. A region that most
+    others have not heard from for longer is not waited for, and joins as a new one when it is back. 0: they are
+    remembered for as long as it is away."""
 
     metadata_sync_max_clock_skew_seconds: int = whole(10, 1, 3600, dynamic=True)
-    """How far the clocks of regions may differ. A change whose stamp is further in the future than this waits until its
-    time has come, and a region that is off by more against most others changes no shared metadata. Set it alike in all
-    regions."""
+    """How far, in seconds, the clocks of regions may differ. A change whose stamp is further in the future than this
+    waits until its time has come, and a region that is off by more against most others changes no shared metadata. Set
+    it to the same value in all regions."""
 
     metadata_store_user: str = ""
     """User name at etcd. Empty: etcd asks for none. `meridian secure-etcd` makes the user and switches etcd's
@@ -94,7 +94,7 @@ class MetadataSettings:
         """
         :param url: ``metadataStoreUrl``; empty: the embedded store.
         :param has_peer_secret: other regions can prove what they write.
-        :raises SettingsError: it is of no known form, has credentials in it, or does not go with the other settings.
+        :raises SettingsError: it has no known form, contains credentials, or does not go with the other settings.
         """
         try:
             choice = self.sync_choice()

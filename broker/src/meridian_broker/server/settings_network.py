@@ -61,8 +61,8 @@ class NetworkSettings:
     the connection."""
 
     max_concurrent_lookup_request: int = whole(50_000, 1, 1_000_000, dynamic=True)
-    """Lookups and partition queries of all connections under way at once. More are answered with TooManyRequests, which
-    clients try again."""
+    """Lookups and partition queries of all connections under way at once. Further ones are answered with
+    TooManyRequests, which clients retry."""
 
     max_pending_publish_requests_per_connection: int = whole(1000, 1, 1_000_000)
     """Messages of one connection that wait to be durable. At this number the broker stops reading from the connection

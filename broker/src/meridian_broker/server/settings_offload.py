@@ -14,12 +14,12 @@ from meridian_broker.server.setting_fields import SettingsError, whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadSettings:
-    """Sealed ledgers in S3, or in a store that speaks its protocol ([offload.md](offload.md)). Credentials are no
+    """Sealed ledgers in S3, or in a store that speaks its protocol ([offload.md](offload.md)). Credentials are not
     settings: the broker takes them from its environment, as AWS's own tools do."""
 
     managed_ledger_offload_driver: Literal["", "aws-s3", "S3"] = ""
     """`aws-s3` or `S3`: ledgers can be offloaded to the bucket below; the two mean the same. Empty: they cannot. Once
-    ledgers were offloaded the broker does not start without it."""
+    ledgers have been offloaded, the broker does not start without it."""
 
     s3_managed_ledger_offload_bucket: str = ""
     """Name of the bucket. It has to exist."""
@@ -31,7 +31,7 @@ class OffloadSettings:
     """URL of the store, `https://` or `http://`. Empty: AWS."""
 
     offload_prefix: str = "meridian"
-    """Where in the bucket the copies are: `PREFIX/clusterName/`. No other Meridian may have a region of that name at
+    """Where in the bucket the copies are: `PREFIX/clusterName/`. No other Meridian may have a region of that name in
     the same place."""
 
     offload_trust_certs_file_path: Path | None = None
@@ -44,22 +44,22 @@ class OffloadSettings:
     """Bytes that are read from the store at once."""
 
     offload_read_cache_size_mb: int = whole(64, 0, 1_000_000, key="offloadReadCacheSizeMB")
-    """Mebibytes of offloaded entries that were read lately, kept in memory."""
+    """Mebibytes of recently read offloaded entries kept in memory."""
 
     managed_ledger_data_read_priority: Literal["tiered-storage-first", "bookkeeper-first"] = "tiered-storage-first"
     """Where a ledger is read while it is in both places: from the object store, or, with `bookkeeper-first`, where it
     was stored, whichever storage that is. The other place is read if the first one fails."""
 
     managed_ledger_offload_auto_trigger_size_threshold_bytes: int = whole(-1, -1, 1 << 60)
-    """Bytes of a topic's newest messages that are not offloaded; older ledgers are. -1: none is for that reason. A
+    """Bytes of a topic's newest messages that are not offloaded; older ledgers are. -1: never because of size. A
     namespace's or topic's own policy comes first."""
 
     managed_ledger_offload_threshold_in_seconds: int = whole(-1, -1, 1 << 40)
-    """Seconds after which a ledger that was sealed is offloaded. -1: none is for that reason. A namespace's or topic's
-    own policy comes first."""
+    """Seconds after which a sealed ledger is offloaded. -1: never because of age. A namespace's or topic's own policy
+    comes first."""
 
     managed_ledger_offload_deletion_lag_ms: int = whole(4 * 3600 * 1000, -1, 1 << 50)
-    """Milliseconds for which a ledger stays where it was stored after it was offloaded. -1: as long as it is needed. A
+    """Milliseconds for which an offloaded ledger also stays where it was stored. -1: as long as it is needed. A
     namespace's or topic's own policy comes first."""
 
     def check(self) -> None:

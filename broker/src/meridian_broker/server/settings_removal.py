@@ -31,7 +31,7 @@ class RemovalSettings:
     """Seconds for which such a topic must have had no clients and no new messages. 0: the time between two checks."""
 
     subscription_expiration_time_minutes: int = whole(0, 0, 100_000_000, dynamic=True)
-    """Minutes without a consumer after which a subscription is deleted; a replicated one when it had none in any
+    """Minutes without a consumer after which a subscription is deleted; a replicated one only if it had none in any
     region, and not while a region cannot be asked. 0: never."""
 
     subscription_expiry_check_interval_in_minutes: int = whole(5, 1, 100_000)

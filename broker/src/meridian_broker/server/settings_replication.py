@@ -14,13 +14,14 @@ class ReplicationSettings:
     """Messages and acknowledgements on their way to the other regions."""
 
     replicate_subscription_state: bool = field(default=False, metadata=DYNAMIC)
-    """Durable subscriptions that are made from now on are replicated, where neither their consumer nor a policy of the
-    topic or its namespace says otherwise. Existing ones stay as they are."""
+    """New durable subscriptions are replicated, unless their consumer or a policy of the topic or its namespace says
+    otherwise. Existing ones stay as they are."""
 
     subscription_sync: Literal["exact", "snapshot"] = field(default="exact", metadata=DYNAMIC)
-    """How Meridian regions keep replicated subscriptions in step where no policy of the topic or its namespace says
-    (`subscriptionSync`). `exact`: every acknowledgement travels. `snapshot`: they learn only up to where everything is
-    acknowledged, by snapshots as Pulsar takes them (PIP-33). Regions that run Pulsar always follow by snapshots."""
+    """How Meridian regions keep replicated subscriptions in step, unless a policy of the topic or its namespace says
+    otherwise (`subscriptionSync`). `exact`: every acknowledgement travels. `snapshot`: they learn only up to where
+    everything is acknowledged, by snapshots as Pulsar takes them (PIP-33). Regions that run Pulsar always follow by
+    snapshots."""
 
     enable_replicated_subscriptions: bool = field(default=True, metadata=DYNAMIC)
     """Snapshots are taken and answered. Without them, subscriptions in snapshot mode do not move in other regions, and
@@ -34,15 +35,15 @@ class ReplicationSettings:
     """Seconds after which a snapshot that some region has not answered is given up."""
 
     replicated_subscriptions_snapshot_max_cached_per_subscription: int = whole(30, 3, 10_000)
-    """Snapshots that are kept for a subscription behind its position. Where there are more, those go that leave the
-    smallest gap."""
+    """Snapshots kept for a subscription, past its position. If there are more, those that leave the smallest gaps are
+    dropped."""
 
     expose_subscription_sync_metrics_in_prometheus: bool = False
     """`/metrics` also shows how far each other region is behind with each replicated subscription: one series per
-    subscription and region. Per topic and region it is always shown."""
+    subscription and region. The figure per topic and region is always shown."""
 
     replication_producer_queue_size: int = whole(1000, 1, 100_000)
-    """Messages sent to a remote region, per topic, that it has not yet confirmed."""
+    """Unconfirmed messages per topic that may be on their way to a remote region."""
 
     barrier_timeout_millis: int = whole(250, 0, 60_000)
     """Longest wait, in milliseconds, for the newest progress of the other regions before the first message goes to a
@@ -58,4 +59,4 @@ class ReplicationSettings:
     the same region."""
 
     digest_interval_seconds: int = whole(3, 1, 3600)
-    """Seconds between two comparisons of a topic's progress with another region."""
+    """Seconds between two comparisons of a topic's progress with another region's."""

@@ -19,7 +19,7 @@ ONE_LINE: Final = r"^[^\x00-\x1f\x7f]*$"
 """A configuration file has a line per setting: a value with a line break would be another setting."""
 
 LARGEST: Final = 1 << 53
-"""Helm carries numbers in floating point: larger ones would not be those that were written."""
+"""Helm handles numbers as floating point: larger ones would change."""
 
 _DEFINITION: Final = re.compile(r'("settings": \{[^{}]*"properties": \{\n).*?(\n? *\}\n    \}\n)', re.DOTALL)
 

@@ -35,8 +35,8 @@ class StorageSettings:
 
     bookie_zones: str = ""
     """With `bookkeeper`: the zone of each bookie, as `BOOKIE=ZONE` separated by commas. A BOOKIE that ends in `*`
-    stands for all whose ids begin so; the longest one that fits counts. Each message is stored in as many zones as
-    there are ([operations.md](operations.md#zones)). Empty: zones are not regarded."""
+    stands for all whose ids begin so; the longest match counts. Each message is stored in as many zones as there are
+    ([operations.md](operations.md#zones)). Empty: zones are ignored."""
 
     bookie_ca_file: Path | None = field(default=None, metadata={"key": "bookkeeperTLSTrustCertsFilePath"})
     """With `bookkeeper`: authorities that sign the bookies' certificates, PEM. With it all connections to bookies are
@@ -60,11 +60,11 @@ class StorageSettings:
     ttl_duration_default_in_seconds: int = whole(
         0, 0, 100 * 366 * 24 * 3600, key="ttlDurationDefaultInSeconds", dynamic=True
     )
-    """Seconds after which unacknowledged messages are dropped, in each region by itself. 0: never. A namespace's own
+    """Seconds after which unacknowledged messages are dropped, in each region separately. 0: never. A namespace's own
     policy comes first."""
 
     message_expiry_check_interval_in_minutes: int = whole(5, 1, 1_000_000)
-    """Minutes between checks for messages that are older than that. A changed policy works within a second."""
+    """Minutes between checks for messages that are older than that. A changed policy takes effect within a second."""
 
     retention_check_interval_in_seconds: int = whole(120, 1, 86_400)
     """Seconds between checks for ledgers whose space can be freed."""

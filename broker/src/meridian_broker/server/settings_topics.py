@@ -36,8 +36,8 @@ class TopicSettings:
     themselves."""
 
     max_unacked_messages_per_consumer: int = whole(50_000, 0, 10_000_000, dynamic=True)
-    """Messages delivered to one consumer of a Shared subscription and not yet acknowledged at which delivery to it
-    pauses. 0: no limit."""
+    """Number of unacknowledged messages at which delivery to one consumer of a Shared subscription pauses. 0: no
+    limit."""
 
     max_unacked_messages_per_subscription: int = whole(200_000, 0, 100_000_000, dynamic=True)
     """The same for all consumers of a subscription together. 0: no limit."""
@@ -57,7 +57,7 @@ class TopicSettings:
     """Subscriptions of one topic or partition; those of readers do not count. 0: no limit."""
 
     max_topics_per_namespace: int = whole(0, 0, 1_000_000, dynamic=True)
-    """Topics of one namespace, partitions counted each. Topics that are replicated from other regions are created
+    """Topics of one namespace; each partition counts. Topics that are replicated from other regions are created
     regardless. 0: no limit."""
 
     max_schema_bytes_per_topic: int = whole(16 << 20, 0, 1 << 40)
@@ -65,7 +65,7 @@ class TopicSettings:
     regardless. 0: no limit."""
 
     max_schema_bytes_per_namespace: int = whole(64 << 20, 0, 1 << 40)
-    """The same for all topics of one namespace. An etcd that is full takes no write of any kind."""
+    """The same for all topics of one namespace. A full etcd accepts no writes of any kind."""
 
     max_new_schemas_per_minute: int = whole(600, 0, 1_000_000)
     """New schemas that one role may add in a minute, or one address where clients have no roles. 0: no limit."""
@@ -74,8 +74,8 @@ class TopicSettings:
     """Messages may ask to be delivered later. If not, they are delivered at once."""
 
     delayed_delivery_max_delay_in_millis: int = whole(0, 0, 1 << 50, dynamic=True)
-    """Longest time, in milliseconds, between publishing a message and the time it asks to be delivered at. A message
-    that asks for more is refused. 0: no limit."""
+    """Longest delay, in milliseconds after publishing, that a message may ask for. A longer one is refused. 0: no
+    limit."""
 
     broker_deduplication_enabled: bool = field(default=False, metadata=DYNAMIC)
     """Messages that a producer sends again under the same name with the same sequence id are stored once. A namespace's
@@ -90,7 +90,7 @@ class TopicSettings:
     restore the rest."""
 
     broker_deduplication_producer_inactivity_timeout_minutes: int = whole(360, 1, 10_000_000)
-    """Minutes for which the last sequence id of a producer that is gone is remembered."""
+    """Minutes for which the last sequence id of a disconnected producer is remembered."""
 
     active_consumer_failover_delay_time_millis: int = whole(1000, 0, 600_000)
     """Milliseconds a Failover subscription waits before another consumer becomes active, so that the acknowledgements
@@ -101,9 +101,8 @@ class TopicSettings:
     consumer that reconnects does not bring it back. The admin API can recreate it at once."""
 
     shadow_replicator_auto_reset_backlog_entries: int = whole(0, 0, 1_000_000_000)
-    """For shadows whose source another broker serves: if more entries than this of a ledger that is full were not read
-    yet, they are not read ahead for all shadows together, but only where a subscription asks for them. 0: all are read
-    ahead."""
+    """For shadows whose source another broker serves: if a full ledger has more unread entries than this, they are not
+    read ahead for all shadows together, but only when a subscription asks for them. 0: all are read ahead."""
 
     entries_held_for_regions_minutes: int = whole(1440, 0, 525_600)
     """Minutes for which entries of another region are kept beyond their retention because a third region lacks them,

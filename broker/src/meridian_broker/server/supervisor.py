@@ -197,7 +197,7 @@ class Supervisor:
         rows = [(one.name, one.service_url, one.admin_url, self._brokers[one].pid) for one in brokers]
         self._say(table(("broker" if self._options.brokers > 1 else "region", "clients", "admin", "process"), rows))
         if self._options.brokers > 1:
-            self._say("For clients, with all brokers of a region, so that any of them may be down:")
+            self._say("Client URLs with all brokers of a region, so that any of them may be down:")
             for plan in self._plans:
                 self._say(f"  {plan.name}  {plan.service_url_tls or plan.service_url}")
         self._say(f"All regions are up. Their data is in {self._directory.path}. Ctrl-C stops them.")
@@ -301,8 +301,8 @@ def _ending(code: int | None) -> str:
     if code is None:
         return "is still running"
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"
 
 
 def _log_end(file: Path) -> str:

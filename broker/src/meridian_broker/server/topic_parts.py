@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all topics of a broker share: its opened stores, and what the settings make of the rest."""
+"""What all topics of a broker share: its opened stores, and what is built from the settings."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def broker_parts(
     scheduler: Scheduler,
     ownership: Ownership,
 ) -> BrokerParts:
-    """Put together what needs no topic.
+    """Build the parts that need no topic.
 
-    :param defaults: follows the settings that are changed later.
+    :param defaults: follows later changes of settings.
     """
     storage, limits = settings.storage, topic_limits(settings)
     return BrokerParts(

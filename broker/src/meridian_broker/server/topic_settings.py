@@ -32,11 +32,11 @@ class TopicDefaults:
     def __init__(self, settings: Settings, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self.publishing: Throttle | None = None
-        """Keeps all clients together within their rate; None: there is no limit."""
+        """Keeps all clients together within their rate; None: no limit."""
         self.follow(settings)
 
     def follow(self, settings: Settings) -> None:
-        """Settings may have changed."""
+        """Call it when settings may have changed."""
         limits = settings.limits
         rate = Rate(
             limits.broker_publisher_throttling_max_message_rate, limits.broker_publisher_throttling_max_byte_rate
@@ -47,7 +47,7 @@ class TopicDefaults:
 
 
 def cache_bytes(settings: Settings) -> int:
-    """What all topics together may keep in memory of their newest entries."""
+    """How many bytes of their newest entries all topics together may keep in memory."""
     return settings.storage.managed_ledger_cache_size_mb << 20
 
 

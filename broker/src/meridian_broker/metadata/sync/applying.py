@@ -57,7 +57,7 @@ class Poison(Exception):
     """A message that this region cannot apply, now or later. It belongs in the dead-letter topic, with this reason."""
 
     def __init__(self, reason: str, *, behind: int = 0) -> None:
-        """:param behind: so many messages that came with it, and before it, are applied; those after it are not."""
+        """:param behind: how many messages that came with it, and before it, are applied; those after it are not."""
         super().__init__(reason)
         self.behind = behind
 
@@ -98,11 +98,11 @@ class Applier:
         last_seen: Callable[[str], tuple[Record | None] | None] = lambda _: None,
     ) -> None:
         """
-        :param store: the region's own, not a recording one: what is applied here needs not be sent again.
+        :param store: the region's own, not a recording one: what is applied here need not be sent again.
         :param regions: all regions that take part, this one included.
-        :param retention_ms: how long tombstones wait for a region that is away; 0: as long as it is.
+        :param retention_ms: how long tombstones wait for a region that is away; 0: until it is back.
         :param max_ahead_ms: how far ahead of this region's clock a stamp may be.
-        :param last_seen: what is probably stored at a path; None: nobody knows. It saves reading.
+        :param last_seen: what is probably stored at a path; None: unknown. It saves reading.
         """
         self._store = store
         self._clock = clock
@@ -114,14 +114,14 @@ class Applier:
         self._max_ahead_ms = max_ahead_ms
         self._last_seen = last_seen
         self._horizon: dict[str, Record | None] = {}
-        """The horizon, as it was last read; empty: it may be another one now."""
+        """The horizon, as it was last read; empty: it may have changed."""
         self.counts = Applied()
         self.latest: dict[str, Latest] = {}
         """By region, the last message with events of it."""
 
     @property
     def region(self) -> str:
-        """This one."""
+        """This region."""
         return self._clock.region
 
     async def apply_all(self, messages: Sequence[Message]) -> None:
@@ -175,7 +175,9 @@ class Applier:
         """
         regions = self._regions()
         if message.region not in regions:
-            raise Poison(f"{message.region} is not a region of this policy: add it there, or stop it from publishing")
+            raise Poison(
+                f"{message.region} is not a region of the event topic: add it there, or stop it from publishing"
+            )
         if isinstance(message, Mark):
             await self._hear(message)
             return
@@ -193,9 +195,9 @@ class Applier:
     async def take(self, events: Sequence[Event], *, are_new: bool = False, alive_upto: Moment = BEGINNING) -> None:
         """Decide about these events and store the result, in one transaction.
 
-        :param are_new: probably nothing is known of these paths: see whether that is so when they are written, and read
-            them only if it is not.
-        :param alive_upto: they are what a region has that has heard of every deletion up to here.
+        :param are_new: probably nothing is known of these paths: the write checks that, and they are read only if it
+            fails.
+        :param alive_upto: they are values of a region that has heard of every deletion up to here.
         :raises Contended: other writers kept changing the paths.
         """
         if not events:
@@ -223,8 +225,8 @@ class Applier:
         raise Contended(f"applying {events[0].path}: others changed it {ATTEMPTS} times in the meantime")
 
     def _guess(self, events: Sequence[Event], wanted: Sequence[str], *, are_new: bool) -> dict[str, Record | None]:
-        """What is probably at the places that matter: there the first attempt does not look, as its transaction checks
-        it."""
+        """What is probably at the places that matter: the first attempt does not read them, as its transaction checks
+        them."""
         guessed = dict(self._horizon)
         if are_new:
             return guessed | {path: None for path in wanted if path != paths.MARK}
@@ -308,11 +310,11 @@ class Applier:
         return len(stones) if is_done else 0
 
     def _latest_ms(self) -> int:
-        """Later stamps are of the future."""
+        """Later stamps are in the future."""
         return self._now_ms() + self._max_ahead_ms()
 
     def _note_parked(self, operations: Sequence[Put | Delete]) -> None:
-        """Before a watch tells, so that no mark counts meanwhile for more than was decided."""
+        """Report it before a watch does, so that no mark counts meanwhile for more than was decided."""
         for one in operations:
             if one.path.startswith(paths.PARKED):
                 state = from_parked(one.path, one.value) if isinstance(one, Put) else None
@@ -382,7 +384,7 @@ def _firsts(some: Sequence[str]) -> range:
 
 
 def _parking(event: Event, verdict: Verdict, seen: Seen) -> list[Put | Delete]:
-    """Keep the one that wins, and only while it does."""
+    """Keep the parked state that wins, and only while it does."""
     where = paths.parked(event.path)
     record = seen.records[where]
     kept = None if record is None else from_parked(where, record.value)

@@ -8,8 +8,9 @@ region takes what it lacks and sends nothing: the peer compares as well.
 **The first time.** Regions that were set up by hand may have different values at the same path, and the later stamp
 says nothing about which one is meant. Until such *differences* are decided, a region takes nothing of that scope from
 that peer. An operator names the side that counts; its values are then written here, with new stamps, so they win in
-every region. What exists on one side only is no difference: it is taken. That the other side has deleted it does not
-count yet: it is written again (``keep``). Each scope has a first time of its own, so that sharing more decides nothing.
+every region. What exists on one side only is not a difference: it is taken. Even if the other side has deleted it, that
+does not count yet: it is written again (``keep``). Each scope has a first time of its own, so that sharing more decides
+nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, fr
 T = TypeVar("T")
 
 BUCKETS_TOGETHER: Final = 64
-"""Asked for at once: 4,096 numbers."""
+"""Buckets asked for at once: 4,096 numbers."""
 PLACES_TOGETHER: Final = 512
 STATES_TOGETHER: Final = 8 * EVENTS_TOGETHER
 """At most 1 MiB each, but most of them have less than 100 bytes."""
@@ -48,7 +49,7 @@ class Digest:
     """What a peer answers first."""
 
     scopes: frozenset[str]
-    """The numbers are about these: those asked for that the peer shares."""
+    """What the numbers are about: the scopes asked for that the peer shares."""
     buckets: Sequence[int]
     horizon: Moment
     mark: Moment = BEGINNING
@@ -60,7 +61,7 @@ class Digest:
     shared: frozenset[str] = frozenset()
     """All scopes that the peer shares."""
     since: Sequence[Since] | None = None
-    """The last marks of the asking region, and when the peer heard them; None: an earlier version does not tell."""
+    """The last marks of the asking region, and when the peer heard them; None: an earlier version does not say."""
 
 
 Together = Callable[[Iterable[Awaitable[None]]], Awaitable[None]]
@@ -94,13 +95,13 @@ class Comparison:
     """All paths in places that differ: most of them do not differ themselves."""
 
     def paths(self) -> list[str]:
-        """That have another content in the two regions, or exist in one of them only."""
+        """Paths whose contents differ, or that exist in one region only."""
         every = self.here.keys() | self.there.keys()
         return sorted(path for path in every if _content(self.here, path) != _content(self.there, path))
 
     def differences(self, scopes: Collection[str]) -> list[str]:
         """Paths in these scopes at which both have a value, and not the same one. Schemas are stored under the hash of
-        what they say, so they cannot differ in it."""
+        what they say, so that cannot differ."""
         both = (path for path in self.paths() if path in self.here and path in self.there)
         values = [path for path in both if self.here[path].content and self.there[path].content]
         return [path for path in values if paths.scope_of(path) in frozenset(scopes) - {paths.SCHEMAS}]
@@ -112,8 +113,11 @@ async def compared(known: Known, peer: Peer, scopes: Collection[str] = paths.SCO
     :raises MetadataError: the peer does not answer.
     """
     digest = await peer.digest(scopes)
-    if not digest.scopes <= frozenset(scopes):  # an earlier version does not look at what it is asked for
-        raise MetadataUnavailable(f"{scopes_apart(peer.region, digest.scopes, scopes)}: set metadataSyncScopes alike")
+    if not digest.scopes <= frozenset(scopes):  # an earlier version ignores what it is asked for
+        raise MetadataUnavailable(
+            f"{scopes_apart(peer.region, digest.scopes, scopes)}: set metadataSyncScopes to the same value in both "
+            "regions"
+        )
     mine = known.buckets(digest.scopes)
     differing = [at for at, (one, other) in enumerate(zip(mine, digest.buckets, strict=True)) if one != other]
     places: list[Place] = []
@@ -138,10 +142,10 @@ def scopes_apart(region: str, theirs: Collection[str], ours: Collection[str]) ->
 async def take(
     comparison: Comparison, peer: Peer, applier: Applier, together: Together, scopes: Collection[str]
 ) -> int:
-    """Take what the peer has later states of, and delete what was deleted there and forgotten since. Returns the number
-    of paths.
+    """Take the peer's later states, and delete what the peer has deleted and forgotten since. Returns the number of
+    paths.
 
-    :param scopes: in which nothing needs a decision any more.
+    :param scopes: those in which everything is decided.
     :raises MetadataError: the peer or the store does not answer, or a value cannot be served here. The others, or what
         was taken until then, stay.
     """
@@ -195,8 +199,8 @@ async def settle(comparison: Comparison, peer: Peer, store: RecordingStore, side
 
 
 async def keep(comparison: Comparison, store: RecordingStore, scopes: Collection[str]) -> int:
-    """Write what this region has, and the peer has deleted, again: nobody has decided about it yet. Returns the number
-    of values.
+    """Write again what this region has and the peer has deleted: nobody has decided about it yet. Returns the number of
+    values.
 
     :param scopes: that are shared with the peer from now on.
     :raises MetadataError: the store does not answer, or others write the same paths.
@@ -217,7 +221,7 @@ async def _write_again(
     *,
     is_theirs: bool = False,
 ) -> None:
-    """What these paths hold, or what the peer has there, with stamps later than the peer's."""
+    """Write what these paths hold, or what the peer has there, with stamps later than the peer's."""
     seen = dict(zip(some, await store.get_many(some), strict=True))
     checks: list[Check] = []
     operations: list[Put | Delete] = []
@@ -238,7 +242,7 @@ def _seen(comparison: Comparison, path: str, region: str) -> Written | None:
     """What the writer of the peer's state saw at the path, as far as can be told: our state, unless we wrote it and the
     peer had not heard of that when its state was written. Then the two regions wrote without knowing of each other.
 
-    That it has heard of it since then tells nothing."""
+    Whether it has heard of it since then does not matter."""
     known, state, digest = comparison.here.get(path), comparison.there.get(path), comparison.digest
     heard = digest.mark
     if digest.since is not None and state is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a region shares metadata with others, by which topic, and which scopes."""
+"""Whether a region shares metadata with others, through which topic, and which scopes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCOPES: Final = "metadataSyncScopes"
 TOMBSTONE_RETENTION: Final = "metadataSyncTombstoneRetentionSeconds"
 MAX_CLOCK_SKEW: Final = "metadataSyncMaxClockSkewSeconds"
 SHORTEST_SECONDS: Final = 3600
-"""Longer than a restart, or a poorly synchronized clock, makes a region seem away."""
+"""Longer than a restart or a poorly synchronized clock makes a region seem away."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class SyncChoice:
     """Empty: metadata are not synchronized."""
     scopes: frozenset[str] = frozenset()
     tombstone_retention_ms: int = 0
-    """How long tombstones wait for a region that is away; 0: as long as it is."""
+    """How long tombstones wait for a region that is away; 0: until it is back."""
     max_ahead_ms: int = MAX_AHEAD_MS
     """See ``converging.MAX_AHEAD_MS``."""
 
@@ -65,7 +65,7 @@ class SyncChoice:
 
 
 def _topic(key: str, text: str) -> str:
-    """:raises Invalid: it is no persistent topic without partitions."""
+    """:raises Invalid: it is not a persistent topic without partitions."""
     try:
         name = topic_name.parse(text)
     except InvalidTopicNameError as error:

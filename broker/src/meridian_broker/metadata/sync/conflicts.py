@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conflicts: what a state replaced that its writer did not know. The last one of each path is kept for people (R45)."""
+"""Conflicts: states that were replaced by a writer that did not know them. The last one of each path is kept for people
+(R45)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Conflict:
     lost: Shown
     won: Shown
     caller: str = ""
-    """The role that asked for the write that was lost; empty: this region does not know."""
+    """The role that asked for the lost write; empty: this region does not know."""
 
 
 def to_store(lost: Stamped, won: Stamped, caller: str = "") -> bytes:
@@ -52,7 +53,7 @@ def from_store(path: str, data: bytes) -> Conflict:
 
 
 def _stamp(text: str) -> Stamp:
-    """That of a deletion which all have forgotten (``digests``) names no region."""
+    """The stamp of a deletion that all have forgotten (``digests``) names no region."""
     return Stamp.parse(f"{text}-")._replace(region="") if text.endswith("@") else Stamp.parse(text)
 
 

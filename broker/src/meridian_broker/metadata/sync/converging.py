@@ -4,20 +4,20 @@
 **Deciding.** A state replaces the present one exactly if it beats it (``stamped``). It is compared with the writer's
 stamp that is stored here, never with a local time or version, so every region decides alike.
 
-**The future.** A stamp further ahead of this region's clock than ``max_ahead_ms`` would win for as long, whatever
+**The future.** A stamp further ahead of this region's clock than ``max_ahead_ms`` would win until that time, whatever
 anybody writes. Such a state is *parked*: kept, shown, and decided on once its time has come (R43). An operator ends it
 earlier by restamping the path: the next generation of a path beats every stamp of the earlier ones.
 
 **Tombstones.** A deletion has to be remembered while a region may still send an older value. A region's *mark* is a
-moment up to which it sends no event that it has not sent before, and it is sent behind those events. So once every
+moment up to which it sends no event that it has not sent before, and it is sent after those events. So once every
 region has heard every region's mark beyond a moment, nothing up to that moment is under way for the first time: it is
 the *horizon*, tombstones up to it may go (R44), and a state from before it at a path of which nothing is known is a
-repeat of something deleted since. The horizon is stored before the first tombstone goes. That of a restamped path
-stays, because the path's next value has to be of its generation.
+repeat of something deleted since. The horizon is stored before the first tombstone goes. The tombstone of a restamped
+path stays, because the path's next value must be of its generation.
 
-**Absence.** A region that is away would keep tombstones for good. So one that nobody has heard for a long time is
-*expelled*: the others no longer wait for it (R44). Most regions have to be in touch for that, so when the network falls
-into parts, one of them at most goes on without the others; and a region that was away itself cannot tell who was. An
+**Absence.** A region that is away would keep tombstones for good. So one that nobody has heard from for a long time is
+*expelled*: the others no longer wait for it (R44). Most regions have to be in touch for that, so when the network is
+partitioned, one part at most goes on without the others; and a region that was away itself cannot tell who was. An
 expelled region that is back finds that a horizon has passed its last mark, and takes what the others have
 (``catching_up``). What it wrote meanwhile, at paths of which they know nothing, may follow something that they deleted
 and forgot: nobody can tell, so it is listed for people.
@@ -33,8 +33,8 @@ from meridian_broker.metadata.sync.events import Event, Written
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, moment
 
 MAX_AHEAD_MS: Final = 10_000
-"""How far ahead of this region's clock a stamp may be, unless it is set. Hosts that synchronize their clocks differ by
-far less."""
+"""How far ahead of this region's clock a stamp may be, by default. Hosts that synchronize their clocks differ by far
+less."""
 
 
 class Verdict(Enum):
@@ -78,7 +78,7 @@ def overwrites_unseen(present: Stamped | None, event: Event) -> bool:
 
 
 def hidden(known: Mapping[str, Stamped], parents: Mapping[str, str]) -> set[str]:
-    """Of the paths that have a value those that are not served, because an ancestor has none (R42).
+    """The paths that have a value but are not served, because an ancestor has none (R42).
 
     :param parents: the path above each path; those that stand by themselves have none.
     """
@@ -103,9 +103,9 @@ def horizon_of(regions: Collection[str], heard: Mapping[str, Mapping[str, Moment
 
 
 def expelled(regions: Collection[str], heard: Mapping[str, Mapping[str, Moment]], since_ms: int) -> frozenset[str]:
-    """Those of ``regions`` that nobody has heard since then, if most of them have been.
+    """The regions that nobody has heard from since then, if most of them have been heard from.
 
-    A region that was never heard is awaited: it may be about to join.
+    A region that was never heard from is awaited: it may be about to join.
 
     :param heard: as for ``horizon_of``.
     """

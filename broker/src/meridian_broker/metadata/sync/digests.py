@@ -57,7 +57,7 @@ class DigestTree:
         self._count = 0
 
     def set(self, path: str, state: Stamped | None) -> None:
-        """A path has this state now; None: nothing is known of it any more."""
+        """A path has this state now; None: nothing is known of it any longer."""
         place = place_of(path)
         inside = self._known.setdefault(place, {})
         before, now = inside.get(path), None if state is None else summary_of(state)
@@ -102,7 +102,7 @@ class DigestTree:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What another region's listing of some places tells."""
+    """What follows from another region's listing of some places."""
 
     wanted: list[str]
     """Paths for which the other region knows a newer state."""

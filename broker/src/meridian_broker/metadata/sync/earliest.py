@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths with moments, of which the earliest are at hand: what has to be done at a moment costs nothing before."""
+"""Paths with moments, the earliest at hand: what is due at a moment costs nothing until then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from meridian_broker.metadata.sync.stamped import Moment
 
 SLACK: Final = 1000
-"""Entries of the heap that may be out of date, beside as many as there are paths."""
+"""Outdated entries that the heap may hold, besides as many as there are paths."""
 
 
 class Earliest:

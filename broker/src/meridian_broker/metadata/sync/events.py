@@ -35,7 +35,7 @@ MAX_MESSAGE_BYTES: Final = 4 << 20
 """Longest message that is decoded. One event is as long as the largest value, and its path."""
 
 MAX_COUNTER: Final = (1 << 32) - 1
-"""Greatest counter of a stamp. A region that comes so far in one millisecond goes on in the next (``recording``)."""
+"""Greatest counter of a stamp. A region that gets this far in one millisecond goes on in the next (``recording``)."""
 
 _CHANGES: Final = 0
 _MARK: Final = 1
@@ -68,7 +68,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Events of one transaction, or of several that were not sent before the last of them."""
+    """Events of one transaction, or of several that were still unsent when the last of them was made."""
 
     region: str
     """The region that sends them."""
@@ -102,7 +102,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """:raises ValueError: these bytes are no message, or one of a newer version."""
+    """:raises ValueError: these bytes are not a message, or are one of a newer version."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(f"{len(data)} bytes: the limit of a message of metadata events is {MAX_MESSAGE_BYTES}")
     reader = Reader(data)
@@ -181,7 +181,7 @@ def _value(reader: Reader) -> bytes:
 def _flag(reader: Reader) -> bool:
     flag = reader.number()
     if flag > 1:
-        raise reader.broken(f"{flag} is neither yes nor no")
+        raise reader.broken(f"{flag} is not a flag: 0 and 1 are allowed")
     return bool(flag)
 
 

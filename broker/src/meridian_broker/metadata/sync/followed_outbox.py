@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outbox as a watch tells of it, and which of its entries were sent.
+"""The outbox as a watch reports it, and which of its entries were sent.
 
 What was sent is not removed at once: that would cost a transaction for each message. Until it is removed, together with
 what else was sent, a write may take its place (``entry``), which then need not be removed either.
@@ -24,7 +24,7 @@ class FollowedOutbox:
         """Entries that were sent and are still stored: no write was added to them."""
 
     def read(self, found: Iterable[tuple[str, Record]]) -> None:
-        """These are all entries."""
+        """Take these for all entries."""
         earlier = self.sent
         self.unsent, self.sent = dict(found), {}
         self.were_sent(earlier.values())
@@ -45,7 +45,7 @@ class FollowedOutbox:
                 self.sent[one.path] = one
 
     def were_removed(self, some: Iterable[Owed]) -> None:
-        """Known before the watch tells."""
+        """Entries were removed: known before the watch reports it."""
         for one in some:
             if self.sent.get(one.path) == one:
                 del self.sent[one.path]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which events are applied in one transaction: as many as stores take, as a transaction costs more than an event."""
+"""Which events are applied in one transaction: as many as stores accept, because a transaction costs more than an
+event."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from meridian_broker.metadata.sync.outbox import MAX_BYTES
 
 EVENTS_TOGETHER: Final = 31
 """Events of one transaction. Each takes four operations at most (value, tombstone, conflict, parked state) and is
-checked in three places, and a store takes 128 of either."""
+checked in three places, and a store accepts 128 of either."""
 
 
 def in_transactions(events: Sequence[Event]) -> list[Sequence[Event]]:

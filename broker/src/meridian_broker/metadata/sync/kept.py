@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in a region's store for its time or for a person, kept current by watches.
+"""What waits in a region's store for its time or for a person; watches keep it current.
 
 It is looked at every second, so looking costs nothing while nothing is due, however much waits: tombstones that some
 region may still need, states of the future, conflicts.
@@ -18,11 +18,11 @@ from meridian_broker.metadata.sync.parked import from_parked
 from meridian_broker.metadata.sync.stamped import Moment, Stamped, moment
 
 DUE_TOGETHER: Final = 4096
-"""Paths that are reported as due at once; the others are a moment later."""
+"""Most paths reported as due at a time; the others follow a moment later."""
 
 
 class Waiting(Protocol):
-    """What an applier asks. Each method may raise ``MetadataError``: it cannot be told now."""
+    """What an applier asks. Each method may raise ``MetadataError``: the answer is not known yet."""
 
     async def tombstones(self, upto: Moment) -> Sequence[str]:
         """Paths with tombstones up to this moment that may go, some of them at least."""
@@ -37,7 +37,7 @@ class Waiting(Protocol):
         ...
 
     def park(self, path: str, state: Stamped | None) -> None:
-        """A state was parked just now; None: none is any more."""
+        """A state was parked just now; None: none is parked any longer."""
         ...
 
     def is_noted(self, path: str) -> bool:

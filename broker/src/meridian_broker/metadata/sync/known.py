@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Digests over what a region's store holds of shared paths, kept current by watches.
 
-Values and deletions have trees of their own, because a write changes them at two paths of the store, of which two
-watches tell. For a moment a path may be in both trees or in neither: then a comparison asks for a path too many, and
+Values and deletions have trees of their own, because a write changes them at two paths of the store, which two watches
+follow. For a moment a path may be in both trees or in neither: then a comparison asks for one path too many, and
 whoever takes its state reads it from the store.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of the marks that were heard from other regions (``events.Mark``), and since when.
 
-Of a region that has heard a mark it is known what it knew from then on, not what it knew when it wrote something
-before. So some marks are kept with the moment, by this region's clock, at which they were heard.
+That a region has heard a mark tells what it has known since, not what it knew at its earlier writes. So some marks are
+kept with the moment, by this region's clock, at which they were heard.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from meridian_broker.metadata.sync.stamped import BEGINNING, Moment
 
 MARKS_KEPT: Final = 16
 LATEST_KEPT: Final = 8
-"""Marks come every few seconds, and regions are compared every minute. Of earlier ones fewer are kept the older they
-are, so that something is known about writes of hours ago, too: a region may have been away for so long."""
+"""Marks come every few seconds, and regions are compared every minute. Of earlier ones, fewer are kept the older they
+are, so that something is known about writes of hours ago, too: a region may have been away for that long."""
 
 Since = tuple[Moment, Moment]
 """A mark, and when it was heard: later writes of this region have later stamps."""
@@ -52,7 +52,7 @@ def write_mark(upto: Moment, heard: Mapping[str, Moment], since: Sequence[Since]
 
 
 def thinned(since: Sequence[Since]) -> list[Since]:
-    """As many as are kept: the latest ones, the oldest one, and between these others at distances that grow with their
+    """The marks to keep: the latest ones, the oldest one, and some between these at distances that grow with their
     age."""
     kept = [*since]
     while len(kept) > MARKS_KEPT:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of which neither may simply be lost when one wins over the other.
+"""Values that must not simply be lost when another one wins.
 
 A topic's number of partitions only grows (R41). If a state with fewer wins, a region that has both writes the winner
-again with the greater number, as a write of its own. So states keep one order, which is the same at all paths, and a
-region that was told of the smaller number alone is told of the greater one next. Only a topic that was deleted and
-made again, by somebody who knew of the deletion, may have fewer.
+again with the greater number, as a write of its own. So all paths keep the same order of states, and a region that
+received only the smaller number receives the greater one next. Only a topic that was deleted and created again, by
+somebody who knew of the deletion, may have fewer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def loses_nothing(path: str, one: Stamped, winner: Stamped) -> bool:
 
 
 def is_same_topic(path: str, one: Stamped, other: Stamped) -> bool:
-    """Whether these are values of such a path, and of one creation."""
+    """Whether these are values of such a path, and of the same creation."""
     is_topic = is_merged(path) and None not in (one.value, other.value)
     return is_topic and _shown(one).get(CREATED) == _shown(other).get(CREATED)
 

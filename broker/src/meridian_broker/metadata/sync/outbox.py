@@ -20,10 +20,10 @@ from meridian_broker.metadata.sync.events import MAX_EVENTS, Event, Written
 from meridian_broker.positions.clock import Stamp
 
 MAX_BYTES: Final = 512 << 10
-"""Values of one message, unless a single one is larger: so many fit into one transaction of any store."""
+"""Values of one message, unless a single one is larger: this many fit into one transaction of any store."""
 
 SENT: Final = b""
-"""Stands for an entry that was sent and is still stored: a write need not be added to it, and takes its place."""
+"""Stands for an entry that was sent and is still stored: a write replaces it instead of being added to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class OutboxEntry:
     """By path, what the first of these writes replaced, that is, what other regions may know; None: nothing."""
 
     def and_then(self, replaced: Mapping[str, Written | None]) -> OutboxEntry | None:
-        """With a later transaction; None: the entry would be too large, and that one needs its own."""
+        """The entry with a later transaction's paths; None: it would be too large, and that transaction needs its
+        own."""
         united = {**replaced, **self.replaced}
         return OutboxEntry(self.since, united) if len(united) <= MAX_EVENTS else None
 

@@ -8,7 +8,7 @@ from meridian_broker.metadata.sync.stamped import Stamped, from_store, to_store
 
 
 def parked_to_store(state: Stamped) -> bytes:
-    """Unlike at a path of its own, a deletion needs to be told from a value here."""
+    """Here, unlike at its own path, a deletion must be distinguished from a value."""
     return encode({"deleted": state.value is None, "state": to_store(state).decode()})
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which paths travel between regions, and where a region keeps what it knows about that.
+"""Which paths travel between regions, and where a region keeps what it knows about them.
 
 A *scope* is a kind of object that regions keep equal. Nothing below ``/local/`` is in any: ledgers, brokers, leases
 and counters belong to one region. What is kept about a path lies below ``/local/sync/``, followed by the path itself.
@@ -17,7 +17,7 @@ NAMESPACES: Final = "namespaces"
 """With their policies."""
 TOPIC_POLICIES: Final = "topicPolicies"
 PARTITIONED_TOPICS: Final = "partitionedTopics"
-"""Those that store no messages. Of the others links tell, together with what is in them (R15)."""
+"""Those that store no messages. Links announce the others, together with what is in them (R15)."""
 
 SCHEMAS: Final = "schemas"
 """A set of contents for each topic (R41); its numbers are each region's own."""
@@ -26,7 +26,7 @@ PERMISSIONS: Final = "permissions"
 """Of roles, on namespaces and on topics: a path for each role and object."""
 
 CLUSTERS: Final = "clusters"
-"""That there are regions of these names, with addresses (``metadata.introductions``)."""
+"""Names and addresses of regions (``metadata.introductions``)."""
 
 SCOPES: Final = {
     TENANTS: keys.TENANTS,
@@ -50,15 +50,15 @@ REGIONS: Final = SYNC + "regions"
 JOINED: Final = SYNC + "joined"
 """The regions whose differences from this one were decided, one path for each, and in which scopes."""
 IDENTITY: Final = SYNC + "identity"
-"""Drawn once for each store."""
+"""Identity of the store, drawn once."""
 OWNERS: Final = SYNC + "owners"
-"""By region, the identity of the store that shares metadata under its name."""
+"""By region, the identity of the store that shares metadata under the region's name."""
 MARK: Final = SYNC + "mark"
 """No write that commits from now on has a stamp up to this one."""
 PRESENT: Final = SYNC + "present"
 """Since when, in milliseconds, this region has written marks without a long pause."""
 HORIZON: Final = SYNC + "horizon"
-"""Up to this moment every region has heard of everything, and tombstones may be gone."""
+"""Every region has heard of everything up to this moment, and its tombstones may be gone."""
 
 
 def scope_of(path: str) -> str | None:

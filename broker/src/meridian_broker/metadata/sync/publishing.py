@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends the outbox to the event topic, and marks.
 
-Entries follow each other in one message as long as their events are applied in one transaction, so a burst of writes
-costs few messages. An entry is deleted once its events are durable in the topic, if no write was added to it meanwhile.
-So a process that dies in between sends them again, which changes nothing anywhere (``stamped``).
+Entries share a message as long as their events are applied in one transaction, so a burst of writes costs few messages.
+An entry is deleted once its events are durable in the topic, if no write was added to it meanwhile. So a process that
+dies in between sends them again, which changes nothing anywhere (``stamped``).
 
-A mark promises that no event up to a moment is sent for the first time behind it. So the moment is stored first: every
-write that is not committed by then gets a later stamp (``recording``), and every earlier one is in the outbox, which
-is sent before the mark.
+A mark promises that no event up to a moment is sent for the first time after the mark. So the moment is stored first:
+every write that is not committed by then gets a later stamp (``recording``), and every earlier one is in the outbox,
+which is sent before the mark.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ PACE_SECONDS: Final = 0.02
 """Between two messages of this region: what is written meanwhile is sent together, so a burst costs others little. The
 first write after a pause is sent at once."""
 PACE_SHARE: Final = 4
-"""The pause lasts so many times as long as sending took: a region that has much to do sends less often, ..."""
+"""The pause is this many times as long as sending took: a busy region sends less often, ..."""
 PACE_SECONDS_MAX: Final = 0.2
-"""... down to this."""
+"""... but never pauses for longer than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Owed:
 
 
 class Publisher:
-    """One per region at a time; a second one only sends what is sent already."""
+    """One per region at a time; a second one only sends what the first sends already."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Publisher:
     ) -> None:
         """
         :param store: the region's own, not a recording one.
-        :param recent: what was lately seen at a path (``RecordingStore.recent``).
+        :param recent: what was seen at a path lately (``RecordingStore.recent``).
         """
         self._store = store
         self._clock = clock
@@ -85,7 +85,7 @@ class Publisher:
         return sent
 
     async def mark(self, heard: Callable[[], Awaitable[Mapping[str, Moment]]]) -> Mark:
-        """Promise that nothing up to now is sent any more, and report what was heard from other regions.
+        """Promise that nothing up to now is still to be sent, and report what was heard from other regions.
 
         :param heard: by region, its mark up to which everything was applied here; read after the outbox was sent.
         :raises MetadataError: as ``drain``.
@@ -97,7 +97,7 @@ class Publisher:
         return mark
 
     async def continue_after(self, upto: Moment) -> None:
-        """Another region has a mark of this one up to here: a store that was restored does not know of it."""
+        """Continue after a mark that another region has of this one; a restored store does not know it."""
         await self._set_mark(upto)
 
     async def _set_mark(self, at_least: Moment = BEGINNING) -> Moment:
@@ -131,7 +131,7 @@ class Publisher:
         return len(events)
 
     async def delete(self, some: Sequence[Owed]) -> None:
-        """These were sent. One to which a write was added stays, to be sent again.
+        """Delete entries that were sent. One to which a write was added meanwhile stays, to be sent again.
 
         :raises MetadataError: the store does not answer. They are sent again, which changes nothing.
         """
@@ -147,8 +147,8 @@ class Publisher:
         """A path with a value has no tombstone. One that gets its value back between the two reads is in the outbox
         again.
 
-        :param wanted: paths with the versions of their entries, which those of what was written with them equal: what
-            is remembered of that version or a later one needs not be read.
+        :param wanted: paths with the versions of their outbox entries. A value written with its entry has the same
+            version, so a value remembered with that version or a later one need not be read.
         """
         recent = {path: record for path in wanted if (record := self._recent(path)) is not None}
         known = {path: record for path, record in recent.items() if record.version >= wanted[path]}
@@ -160,7 +160,7 @@ class Publisher:
 
 
 def pause_after(took: float) -> float:
-    """Seconds until the next message of this region, after one that took so many."""
+    """Seconds until the next message of this region, after one that took this long."""
     return min(max(PACE_SECONDS, PACE_SHARE * took), PACE_SECONDS_MAX)
 
 

@@ -5,18 +5,18 @@ It stands between the catalog and the region's store, so no writer can forget it
 a scope it adds, all or nothing:
 
 - the stamp of each value, greater than that of the state it replaces, deleted or not, and than the region's mark (R40).
-  The writer's own stamp stays if it is;
-- a tombstone for each deletion. One that follows from something else, such as the deletion of a topic, has the stamp
-  of that, so that it removes nothing that was written since;
+  The writer's own stamp is kept if it is greater;
+- a tombstone for each deletion. One that follows from something else, such as a topic's deletion, has the stamp of that
+  event, so that it removes nothing that was written since;
 - an entry of the outbox (``outbox``);
 - the role that asked for it, if it is known.
 
 So a process that dies anywhere leaves either nothing of a write, or the write and the duty to send it; and no write
-waits for the event topic. What was read is checked in the same transaction. If only that changed in the meantime, it
-is read again; a check of the caller's that fails is reported to the caller.
+waits for the event topic. What was read is checked in the same transaction. If only that has changed, it is read again;
+if a check of the caller's fails, the caller is told.
 
 A writer has just read what it changes, through this store. So the first attempt guesses the rest, and reads nothing: no
-tombstone, the outbox entry of which a watch has told, the mark that was seen last. The transaction checks the guess.
+tombstone, the outbox entry that a watch reported, the mark that was seen last. The transaction checks the guess.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from meridian_broker.metadata.sync.stamped import MAX_GENERATION, Moment, Stampe
 from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
 
 ATTEMPTS: Final = 64
-"""How often what was noted about a path is read again because it changed."""
+"""How often the records about a path are read again because they changed."""
 LATELY: Final = 1024
 """Records that are remembered until they are written."""
 SCANNED: Final = 256
-"""A longer list was not read to change something in it."""
+"""Records of a longer list are not remembered: it was not read to change one."""
 WARY: Final = 2
-"""Writes that guess nothing after a guess was wrong."""
+"""Writes without guessing after a wrong guess."""
 
 
 class WritesRefused(MetadataUnavailable):
-    """This region must not change what regions share now. The message says why, and what to do."""
+    """For now, this region must not change shared values. The message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class RecordingStore(ForwardingStore):
         """
         :param is_synced: whether a path is in a scope that this region shares with others.
         :param refusal: why such paths must not be written now; None: they may.
-        :param caller: the role that asks for the present write; empty: nobody knows. It is stored with the value, for
-            whoever looks at a conflict that the write has lost (R45).
+        :param caller: the role that asks for the present write; empty: unknown. It is stored with the value, for people
+            who look at a conflict that the write has lost (R45).
         """
         super().__init__(store)
         self._clock = clock
@@ -93,7 +93,7 @@ class RecordingStore(ForwardingStore):
         self._refusal = refusal
         self._caller = caller
         self._lately: dict[str, Record] = {}
-        """What was read of shared paths, and the mark; the oldest first."""
+        """Records seen lately at shared paths, and the mark; the oldest first."""
         self._entry: Callable[[str], Record | None] = _nothing
         """What is probably at a path of the outbox."""
         self._wary = 0
@@ -117,7 +117,7 @@ class RecordingStore(ForwardingStore):
                 self._wary = 0  # only the mark was guessed wrong, and that is known now
             self._note(paths.MARK, seen.records[paths.MARK])
             if before is not None and seen.versions() == before.versions():
-                return None  # it failed for a check of the caller
+                return None  # a check of the caller failed
             recorded = self._record(checks, operations, shared, seen)
             if recorded is None:
                 return None
@@ -133,12 +133,11 @@ class RecordingStore(ForwardingStore):
         self._entry = entry or _nothing
 
     def recent(self, path: str) -> Record | None:
-        """What was lately read or written at a shared path through this store; None: not remembered."""
+        """What was read or written lately at a shared path through this store; None: not remembered."""
         return self._lately.get(path)
 
     def _named(self, operation: Put | Delete) -> Put | Delete:
-        """With its caller, if other regions may share the path once: then it may turn out to be one side of a
-        conflict."""
+        """With its caller, if other regions may ever share the path: it may turn out to be one side of a conflict."""
         caller = self._caller()
         if not caller or not isinstance(operation, Put) or paths.scope_of(operation.path) is None:
             return operation
@@ -148,7 +147,7 @@ class RecordingStore(ForwardingStore):
     async def _transact_unread(
         self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str]
     ) -> Committed | None:
-        """What it wrote without reading anything; None: that failed."""
+        """Write without reading anything first; None: that failed."""
         if self._wary:
             self._wary -= 1
             return None
@@ -201,7 +200,7 @@ class RecordingStore(ForwardingStore):
         return await self._write_one(path, Delete(path), expected)
 
     async def _write_one(self, path: str, operation: Put | Delete, expected: int | None) -> bool:
-        """Returns whether there was something."""
+        """Returns whether there was a value."""
         for _ in range(ATTEMPTS):
             record = await self._store.get(path)
             version = 0 if record is None else record.version
@@ -212,8 +211,8 @@ class RecordingStore(ForwardingStore):
         raise VersionConflict(f"{path}: others changed it {ATTEMPTS} times in the meantime; try again later")
 
     async def restamp(self, path: str) -> Stamped:
-        """Begin the next generation of a path with what it has here: it wins over anything written before, whatever
-        that is stamped, in every region (R43). A parked state of the path goes.
+        """Begin the next generation of a path with what it has here: it wins over anything written before, whatever its
+        stamp, in every region (R43). A parked state of the path is removed.
 
         :raises Invalid: the path is not shared with other regions, or nothing is known of it.
         :raises Contended: others kept changing it.
@@ -234,7 +233,7 @@ class RecordingStore(ForwardingStore):
         raise Contended(f"restamping {path}: others changed it {ATTEMPTS} times in the meantime; try again later")
 
     def _next_generation(self, present: Stamped | None, seen: Seen) -> Stamped:
-        """Its stamp is of now, even if those before it are of the future."""
+        """It is stamped now, even if earlier stamps are in the future."""
         generation = 0 if present is None else present.generation
         if generation == MAX_GENERATION:
             raise Invalid(f"restamped {MAX_GENERATION} times: no generation is left")
@@ -242,7 +241,7 @@ class RecordingStore(ForwardingStore):
         return Stamped(self._stamp(None, seen.moment(paths.MARK)), value, generation + 1)
 
     def stamp_after(self, stamp: Stamp) -> Stamp:
-        """For a write that wins over one of another region."""
+        """A stamp for a write that wins over another region's."""
         return self._clock.next(stamp)
 
     async def get(self, path: str) -> Record | None:
@@ -289,9 +288,9 @@ class RecordingStore(ForwardingStore):
         all_checks = [*checks, *added.values()]
         if max(len(all_checks), len(complete)) > MAX_OPERATIONS:
             raise BadRequest(
-                f"{len(shared)} values that other regions share change at once, {shared[0][:80]} among them; with what "
-                f"has to be noted about each that is more than the {MAX_OPERATIONS} operations of a transaction: "
-                "change fewer at a time"
+                f"{len(shared)} values that other regions share change at once, {shared[0][:80]} among them; with "
+                f"bookkeeping for each, that exceeds the {MAX_OPERATIONS} operations of a transaction: change fewer "
+                "at a time"
             )
         return Recorded(all_checks, complete)
 
@@ -314,7 +313,7 @@ class RecordingStore(ForwardingStore):
     def _following(self, stamp: Stamp, present: Stamped | None, mark: Moment) -> Stamped | None:
         """A deletion that follows from what happened at ``stamp``.
 
-        A state up to the mark is not sent any more. If another region is the origin of what happened, it sends its own.
+        States up to the mark are no longer sent. If that happened in another region, it sends its own deletion.
         """
         if present is not None and present.stamp >= stamp:
             return None
@@ -344,7 +343,7 @@ def stamp_after(clock: HybridClock, floor: Moment) -> Stamp:
 
 
 def owing(anchor: str, seen: Seen, replaced: dict[str, Written | None], first: Stamp) -> Put:
-    """The outbox entry of a transaction. Its oldest unsent write says when it is sent."""
+    """The outbox entry of a transaction. Its oldest unsent write decides when it is sent."""
     where = paths.outbox(anchor)
     record = seen.records[where]
     if record is not None and record.value != outbox.SENT:

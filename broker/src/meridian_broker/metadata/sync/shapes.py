@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a value from another region can be served at its path. One that cannot would stop everybody who reads it."""
+"""Whether a value from another region can be served at its path. One that cannot would fail every reader."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _DEPTH = {
 
 REMEMBERED: Final = 1024
 REMEMBERED_BYTES: Final = 256
-"""Many namespaces have the same few values. That so many of them are fit to be served is remembered, if they are no
-longer than this."""
+"""Many namespaces have the same few values. It is remembered of this many, if they are no longer than this, that they
+can be served."""
 
 _ADDRESSES: Final = ("http://", "https://", "pulsar://", "pulsar+ssl://")
 """How the addresses of a cluster begin, in the order of its record."""
@@ -48,7 +48,7 @@ def fault_of(path: str, state: Stamped) -> str | None:
     if scope == paths.PERMISSIONS:
         return _fault_of_permission(path, state)
     if scope is None or len(segments) < _DEPTH[scope] + (scope in (paths.TOPIC_POLICIES, paths.SCHEMAS)):
-        return "it is not the path of anything"
+        return "no object has such a path"
     if state.value is None:
         return None
     leaf = "".join(f"/{one}" for one in segments[_DEPTH[scope] :])
@@ -86,7 +86,7 @@ def _fault_of_permission(path: str, state: Stamped) -> str | None:
     where = split(path)
     role = "" if where is None else where[2].removeprefix("/")
     if where is None or leaf_of(unescape(role)) != where[2]:
-        return "it is not the path of anything"
+        return "no object has such a path"
     try:
         check_role(unescape(role))
         if state.value is not None:

@@ -26,7 +26,7 @@ from meridian_broker.positions.clock import ZERO, Stamp
 MAX_GENERATION: Final = (1 << 32) - 1
 
 Moment = tuple[int, int]
-"""Time in milliseconds and counter of a stamp. All stamps of all regions up to a moment are those not after it."""
+"""Time in milliseconds and counter of a stamp. Any region's stamp counts as up to a moment if it is not later."""
 
 BEGINNING: Final[Moment] = (0, 0)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which store shares metadata under which region's name, and whether this one may write.
 
-Each store draws an identity once. The first store that compares itself under a region's name owns the name in the
-other regions; another one is refused there, and writes nothing that is shared, until it has taken the name over. One
-region may be wrong about that: it counts what most of those say that have answered.
+Each store draws an identity once. The first store that compares itself under a region's name owns the name in the other
+regions; another one is refused there, and writes nothing that is shared, until it has taken the name over. A single
+region may be wrong about that: the majority of those that have answered decides.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Standing:
         self._taken_at: dict[str, str] = {}
 
     async def identity(self) -> str:
-        """Of this store: drawn once, and kept in it."""
+        """This store's identity: drawn once, and kept in it."""
         while not self._identity:
             record = await self._store.get(paths.IDENTITY)
             if record is not None:
@@ -91,8 +91,8 @@ class Standing:
                 return joined
 
     async def leave(self, scopes: Collection[str]) -> None:
-        """Only these scopes are shared now. What differs in others when they are shared again needs a decision again:
-        what is written meanwhile is not stamped against what other regions write."""
+        """Only these scopes are shared from now on. If others are shared again, their differences need a new decision:
+        writes in the meantime are not stamped against other regions' writes."""
         for where, record in await self._store.scan(paths.JOINED + "/"):
             joined = _joined(where, record)
             if kept := joined - frozenset(scopes):

@@ -2,8 +2,8 @@
 """Lists for people what an expelled region wrote and nobody can judge (R44).
 
 That is a value from before the horizon, at a path of which nothing is known, that no mark of its writer covers. It is
-no repeat, so it is listed with the conflicts instead of being dropped in silence. If its region turns out to know of
-every deletion and still has the value, a comparison takes it, and nothing is listed any more.
+not a repeat, so it is listed with the conflicts instead of being dropped in silence. If its region turns out to know of
+every deletion and still has the value, a comparison takes it, and it is no longer listed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ATTEMPTS: Final = 64
 async def list_unheard(
     store: MetadataStore, waiting: Waiting, events: Sequence[Event], verdicts: Sequence[Verdict], seen: Seen
 ) -> int:
-    """List what has to be listed of these events, and remove what needs not be any more. Returns how many are new.
+    """List those of these events that nobody can judge; remove those that were applied since. Returns how many are new.
 
     :param seen: what was known of their paths before the verdicts.
     :raises Contended: others kept changing the lists.
