@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From files to an index: the last checkpoint, then the tail of the log behind it.
+"""From files to an index: the last checkpoint, then the tail of the log after it.
 
-Segments behind the checkpoint are never removed, so each names the one before it, down to the first. A segment that no
-later one names was never finished (its creation failed): it contains nothing confirmed. Only the last segment may
-be torn. Everything found is made durable before it may be read, because after a kill the page cache can hold more
-than the disk, and an entry that was delivered once must not vanish with the next power cut. Bytes not covered by a mark
-are rewritten for that: if their sync failed before the kill, the kernel may wrongly consider them written.
+Segments after the checkpoint are never removed, so each names the one before it, down to the first. A segment that no
+later one names was never finished, because its creation failed: it contains nothing confirmed. Only the last segment
+may be torn. Everything found is made durable before it may be read, because after a kill the page cache can hold more
+than the disk, and an entry that was delivered once must not vanish with the next power cut. That is why bytes not
+covered by a mark are rewritten: if their sync failed before the kill, the kernel may wrongly consider them written.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SEGMENT_PREFIX: Final = "segment-"
 SEGMENT_SUFFIX: Final = ".log"
 
 DELETED_MAX: Final = 65536
-"""How many ids of deleted ledgers are remembered: half a megabyte of a checkpoint."""
+"""How many ids of deleted ledgers are remembered: they take half a megabyte of a checkpoint."""
 
 
 def segment_name(number: int) -> str:
@@ -71,7 +71,7 @@ def segment_number(name: str) -> int | None:
 
 @dataclass(slots=True)
 class State:
-    """Everything the log says."""
+    """Everything that the log records."""
 
     ledgers: dict[int, Ledger] = field(default_factory=dict)
     segments: dict[int, Segment] = field(default_factory=dict)
@@ -81,11 +81,11 @@ class State:
     covered: int = 0
     """The last segment that the checkpoint describes."""
     checkpoints: dict[int, int] = field(default_factory=dict)
-    """The last segment that each checkpoint on disk covers, by number."""
+    """By number of each checkpoint on disk, the last segment that it covers."""
     unneeded: list[str] = field(default_factory=list)
-    """Damaged checkpoints that are older than a whole one. Nothing else would ever remove them."""
+    """Damaged checkpoints that are older than an intact one. Nothing else would ever remove them."""
     deleted: dict[int, None] = field(default_factory=dict)
-    """Ids of ledgers deleted lately, oldest first."""
+    """Ids of recently deleted ledgers, oldest first."""
     rebuilding: bool = False
     """No checkpoint is intact, so the log is the only source."""
     scanned_bytes: int = 0
@@ -95,13 +95,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A segment file on the way into the state."""
+    """A segment file to be replayed."""
 
     number: int
     end: int
     attested: bool
     broken_previous: int | None
-    """When its header is broken: the segment that probably came before."""
+    """If its header is broken: the segment that probably came before it."""
 
 
 class Replay:
@@ -113,7 +113,7 @@ class Replay:
         self._marked = 0
 
     def segment(self, found: Found, read: Callable[[int, int], bytes]) -> tuple[int, int]:
-        """Take in one segment. Returns its length without a torn tail, and how much its own marks call durable."""
+        """Replay one segment. Returns its length without a torn tail, and how much its own marks call durable."""
         self._marked = 0
         segment = Segment(found.number, length=found.end)
         self._state.segments[found.number] = segment
@@ -129,7 +129,7 @@ class Replay:
         return segment.length, self._marked
 
     def finish(self) -> None:
-        """All segments were taken in."""
+        """Call it after the last segment."""
         for ledger in self._state.ledgers.values():
             if ledger.sealed:
                 self._clamp(ledger)
@@ -196,7 +196,7 @@ class Replay:
             ledger.confirmed = state.entries
 
     def _clamp(self, ledger: Ledger) -> None:
-        """A seal says how many entries count; failed writes may have left more behind."""
+        """A seal says how many entries are valid; failed writes may have left more behind."""
         dropped = [run for run in ledger.runs if run.first >= ledger.confirmed]
         ledger.forget_unconfirmed()
         for run in dropped:
@@ -211,8 +211,8 @@ class Replay:
                 self._state.segments[run.segment].drop(run)
 
     def _move_done(self, number: int, first: int, count: int) -> None:
-        """Copies count now. If some of them lie behind the checkpoint and others before it, the checkpoint knows either
-        the originals, which then stay in use, or the others, and these here fill the hole between them."""
+        """The copies replace the originals. If only some of them are in the tail, the checkpoint has either the
+        originals, which then stay in use, or the other copies, and those in the tail fill the gap between them."""
         runs = [run for run in self._moved.pop(number, []) if first <= run.first and run.end <= first + count]
         ledger = self._state.ledgers.get(number)
         if ledger is None:
@@ -231,7 +231,7 @@ class Replay:
             kind, number, entry, length = damage.record
             ledger = self._state.ledgers.get(number)
             if kind == ENTRY and ledger is not None and entry == (ledger.runs[-1].end if ledger.runs else 0):
-                # Its head is believable: keep the place, so that reading it names the entry.
+                # Its head is plausible: keep the place, so that an attempt to read it names the entry.
                 self._entry(segment, number, entry, damage.offset, length)
                 sentence += f": entry {entry} of ledger {number}"
         self._state.damages.append(sentence)
@@ -258,7 +258,7 @@ def recover(files: FilePort, *, repair: bool) -> State:
             _log.info("%s: truncated to %d bytes, the rest was never synced", segment_name(segment.number), length)
             files.truncate(segment_name(segment.number), length)
         if repair and not segment.attested:
-            # The first mark calls the header durable before it is.
+            # The first mark already counts the header as durable, before it is.
             files.write_again(segment_name(segment.number), marked if marked > SEGMENT_HEADER_BYTES else 0)
         if repair and segment.broken_previous is not None:
             _give_header(files, state, segment.number, segment.broken_previous)
@@ -270,12 +270,12 @@ def recover(files: FilePort, *, repair: bool) -> State:
     state.next_segment = max([last, *numbers, covered]) + 1
     state.previous = (last, state.segments[last].length) if last >= 0 else (-1, 0)
     for sentence in state.damages:
-        _log.error("%s; its ledgers go on without the entries that were there", sentence)
+        _log.error("%s. Entries lost with it, if any, cannot be read; all others can", sentence)
     return state
 
 
 def load_checkpoint(files: FilePort, names: list[str], state: State) -> None:
-    """Take over the newest checkpoint that is whole."""
+    """Load the newest intact checkpoint."""
     numbers = sorted((number for name in names if (number := checkpoint_number(name)) is not None), reverse=True)
     for number in numbers:
         name = checkpoint_name(number)
@@ -310,7 +310,7 @@ def _take_over(checkpoint: Checkpoint, names: list[str], state: State) -> None:
         ledger.confirmed = max(image.entries, 0)
         lost = sum(1 for run in image.runs if run.segment not in state.segments)
         if lost:
-            state.damages.append(f"ledger {image.ledger_id}: {lost} segments with entries of it are missing")
+            state.damages.append(f"ledger {image.ledger_id} has lost entries: the segments of {lost} runs are missing")
         ledger.runs = [run for run in image.runs if run.segment in state.segments]
         for run in ledger.runs:
             state.segments[run.segment].runs[run] = ledger
@@ -318,7 +318,7 @@ def _take_over(checkpoint: Checkpoint, names: list[str], state: State) -> None:
 
 
 def remember_deleted(deleted: dict[int, None], number: int) -> None:
-    """Note a deleted ledger's id, so that it is not used again; the oldest are forgotten."""
+    """Note a deleted ledger's id, so that it is not used again; the oldest ids are forgotten."""
     deleted[number] = None
     if len(deleted) > DELETED_MAX:
         del deleted[next(iter(deleted))]
@@ -336,7 +336,7 @@ def _remove_leftovers(files: FilePort, state: State, segments: list[int]) -> Non
 
 
 def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tuple[list[Found], list[int]]:
-    """The segments of the tail that count, and how far, oldest first; and those that do not."""
+    """The valid segments of the tail and how far each is valid, oldest first; and the numbers of the others."""
     found: list[Found] = []
     leftovers: list[int] = []
     named: SegmentHeader | None = None
@@ -379,8 +379,7 @@ def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tupl
 def _look_into(files: FilePort, number: int, size: int) -> tuple[bool, bool]:
     """For a file with a broken header: whether it contains records, and whether a mark says that it was once synced.
 
-    With neither it is a segment that was just being created. With records only, the crash preserved them but not the
-    header.
+    If neither, the segment was just being created. If only records, the crash preserved them but not the header.
     """
     file = files.open(segment_name(number))
     try:
