@@ -150,9 +150,9 @@ class LedgerTable:
         return int(answer.count)
 
     async def forget_deleted(self, before_ms: int) -> int:
-        """Remove tombstones older than that, at most ``PAGE``. Returns how many.
+        """Remove tombstones older than ``before_ms``, at most ``PAGE``. Returns how many.
 
-        The ids of new ledgers follow the clock, so such a low id does not come again.
+        The ids of new ledgers follow the clock, so ids as low as these never come again.
 
         :raises LedgerError: etcd failed, perhaps after they were removed.
         """
