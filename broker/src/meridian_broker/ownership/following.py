@@ -77,7 +77,7 @@ class Following:
                     for bundle in touched:
                         self._look(bundle)
             except MetadataError as error:
-                log.warning("changes of bundle owners go unnoticed for now: %s", error)
+                log.warning("watching bundle owners failed, so changes go unnoticed; retrying: %s", error)
                 await later(self._scheduler, RETRY_SECONDS)
 
     def _look(self, bundle: Bundle) -> None:

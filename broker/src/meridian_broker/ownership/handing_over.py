@@ -121,7 +121,7 @@ class HandingOver:
             await self._pass_on(bundle, term, heir)
             log.info("gave up %s in term %d", bundle, term.fence)
         except MetadataError as error:
-            log.warning("gave up %s, but the store may not know it yet: %s", bundle, error)
+            log.warning("gave up %s, but may not have recorded it in the metadata store: %s", bundle, error)
         finally:
             holding.changing.discard(bundle)
 

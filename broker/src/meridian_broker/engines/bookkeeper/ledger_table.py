@@ -182,7 +182,7 @@ class LedgerTable:
                     for change in changes:
                         _tell(bookies, change)
             except MetadataError as error:
-                log.warning("changes of bookie registrations go unnoticed for now: %s", error)
+                log.warning("watching bookie registrations failed, so changes go unnoticed; retrying: %s", error)
                 await asyncio.sleep(WATCH_AGAIN_SECONDS)
 
     async def _tell_all(self, bookies: Bookies) -> None:
@@ -273,6 +273,6 @@ def _tell(bookies: Bookies, change: Change) -> None:
     try:
         address = bookie_address(change.record.value, bookie)
     except BadMetadata as error:
-        log.warning("ignoring a bookie: %s", error)
+        log.warning("ignoring a bookie with an invalid registration: %s", error)
         return
     bookies.registered(bookie, address, is_writable=not folder)

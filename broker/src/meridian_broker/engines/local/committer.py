@@ -114,7 +114,7 @@ class Committer:
         """A group was written, or failed: run its callbacks in order."""
         stats = self._stats
         if (full is None) != (self._log.full is None):
-            _log.warning("%s", full or f"{self._files.place} has room for messages again")
+            _log.warning("%s", full or f"the volume of {self._files.place} has room for messages again")
         self._log.full = full
         for each in seconds:
             stats.synced(each)
@@ -132,7 +132,7 @@ class Committer:
                 _log.error("%s; further failures are counted but not logged until a write succeeds", failure)
             self._log.fail(failure)
         elif durable and self._failures:
-            _log.warning("%s accepts writes again after %d failures", self._files.place, self._failures)
+            _log.warning("the disk of %s accepts writes again after %d failures", self._files.place, self._failures)
             self._failures = 0
         self._reports += 1
         if self._idle is None and self._log.is_unmarked and not self._stopped:
