@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Four real bookies, started once for all tests of this folder; each test leaves all of them running.
 
-Their etcd holds one BookKeeper, so tests differ by their ledgers' ids, or by their region's name.
+Their etcd holds one BookKeeper cluster, so tests use ledger ids, or a region name, of their own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bookies that accept only clients whose certificates have a role: no plain text, and no certificate of others."""
+"""Bookies that accept only clients whose certificates have a role: neither plain text nor other certificates."""
 
 from __future__ import annotations
 

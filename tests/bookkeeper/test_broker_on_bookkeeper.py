@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker whose ledgers are on bookies: it can die, and one on another machine goes on where it was."""
+"""A broker whose ledgers are on bookies: it can die, and one on another machine continues where it stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Machines:
         self.broker: BrokerProcess
 
     def start(self) -> BrokerProcess:
-        """One on the next machine."""
+        """A broker on the next machine."""
         port, http_port = self._ports
         self.broker = BrokerProcess(
             self.region,
@@ -89,7 +89,7 @@ def rows(broker: BrokerProcess, table: str) -> list[dict[str, Any]]:
 
 
 def test_another_broker_takes_over_with_an_empty_directory(machines: Machines, bookies: Bookies) -> None:
-    """Nothing with a receipt is lost and nothing acknowledged comes again, though a bookie dies as well."""
+    """Nothing with a receipt is lost and nothing acknowledged comes again, even if a bookie dies, too."""
     client = connect(machines.broker.service_url)
     options = {"consumer_type": SHARED, "initial_position": EARLIEST}
     client.subscribe("t", "s", **options).close()
@@ -145,7 +145,7 @@ def test_a_planned_stop_hands_over_everything(machines: Machines, bookies: Booki
 
 
 def test_a_topic_has_as_few_ledgers_as_it_needs(machines: Machines, bookies: Bookies) -> None:
-    """Bookies cannot list more than about 100,000 of them."""
+    """Bookies cannot list more than about 100,000 ledgers."""
     client = connect(machines.broker.service_url)
     before = bookies.ledgers()
 
@@ -165,12 +165,12 @@ def test_a_topic_has_as_few_ledgers_as_it_needs(machines: Machines, bookies: Boo
     for _ in range(2):
         assert machines.broker.stop() == 0
         machines.start()
-        assert more() <= 3, "restarts of a broker add none, but for a log that is begun anew"
+        assert more() <= 3, "restarts of a broker add no ledger, except for a log that is begun anew"
     assert machines.broker.http("PUT", "/admin/v2/persistent/public/default/t/unload").status == 204
-    assert more() == 1, "a topic that nobody uses keeps its acknowledgements in its record"
+    assert more() == 1, "an unused topic keeps its acknowledgements in its record"
     machines.broker.kill()
     machines.start()
-    assert more() == 1, "nor does a broker that opens it need another one"
+    assert more() == 1, "a broker that opens it needs no other ledger"
     client = connect(machines.broker.service_url)
     client.create_producer("t").send(b"two")
     consumer = client.subscribe("t", "s", initial_position=EARLIEST)

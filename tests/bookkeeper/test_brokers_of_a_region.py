@@ -66,9 +66,9 @@ def exported(broker: BrokerProcess, taken: dict[str, Any]) -> list[str]:
 
 
 async def looked_up(port: int, names: list[str], dead: str) -> tuple[set[tuple[int, str]], float]:
-    """The answers to a lookup of each topic, on one connection, and for how many seconds a dead broker was named.
+    """The answers to a lookup of each topic, on one connection, and for how many seconds they named a dead broker.
 
-    It is named as long as it counts as alive because it was reached a moment before.
+    They do so while it still counts as alive because it was reached a moment ago.
     """
     wire, began, named_dead = await RawConnection.open(port), time.monotonic(), 0.0
     found: set[tuple[int, str]] = set()
@@ -106,13 +106,13 @@ def test_the_topics_of_a_killed_broker_are_served_by_the_other_one(region: Regio
         assert time.monotonic() - began < 10 * LEASE_SECONDS
         answers, named_dead = found.result()
         assert answers == {(pb.CommandLookupTopicResponse.Connect, other.service_url)}
-        assert named_dead < LEASE_SECONDS / 2, "then lookups wait"
+        assert named_dead < LEASE_SECONDS / 2, "after that, lookups wait"
         for name in names:
             consumer = client.subscribe(name, "s", SHARED, initial_position=EARLIEST)
             assert received(consumer, 5) == bodies[name]
             consumer.close()
         victim.start()
-        assert region.owner("topic-0", victim) is other  # it takes nothing away
+        assert region.owner("topic-0", victim) is other  # it takes no bundle back
 
 
 def test_a_broker_that_stops_hands_its_topics_over_while_clients_publish_and_consume(region: Region) -> None:
@@ -169,7 +169,7 @@ def test_clients_of_a_broker_that_stops_are_told_the_next_owner(region: Region) 
 
 
 def test_a_client_at_the_wrong_broker_is_refused_at_once_and_looks_the_topic_up_again(region: Region) -> None:
-    """The C++ client and those built on it never ask again, unless the consumer is closed as well."""
+    """The C++ client and those built on it never ask again, unless the broker also closes the consumer."""
     first = region.owner("orders", region.brokers["a"])
     other = next(one for one in region.brokers.values() if one is not first)
 
@@ -214,7 +214,11 @@ def test_without_etcd_brokers_serve_until_their_leases_end_and_go_on_when_it_is_
         finally:
             bookies.etcd.start()
             bookies.until_registered()
-        wait_until(lambda: results == {b"late": pulsar.Result.Ok}, "the receipt of what nobody served", 120.0)
+        wait_until(
+            lambda: results == {b"late": pulsar.Result.Ok},
+            "the receipt of the message that no broker could take",
+            120.0,
+        )
         assert set(everything(client, "orders")) == {b"before", *(b"%d" % one for one in range(number)), b"late"}
 
 
@@ -232,7 +236,7 @@ def test_bundles_are_split_and_go_where_they_are_sent(region: Region) -> None:
     bundle = other.http("GET", "/lookup/v2/topic/persistent/public/default/orders/bundle").text
 
     def settled() -> None:
-        """The broker has the acknowledgements, which clients hold back for 0.1 s."""
+        """Wait until the broker has the acknowledgements, which clients hold back for 0.1 s."""
         stats = "/admin/v2/persistent/public/default/orders/stats"
         wait_until(lambda: not first.http("GET", stats).json["subscriptions"]["s"]["msgBacklog"], "acknowledgements")
 
@@ -359,7 +363,7 @@ def test_a_broker_that_serves_a_region_alone_does_not_run_beside_others(bookies:
         with connected(alone.service_url) as client:
             bodies = published(client, "orders", 5)
         one.start()
-        wait_until(lambda: not alone.is_running(), "the broker that was alone to end")
+        wait_until(lambda: not alone.is_running(), "the broker that ran alone to end")
         assert "has started (epoch" in alone.log()
         with connected(one.service_url) as client:
             consumer = client.subscribe("orders", "s", SHARED, initial_position=EARLIEST)
@@ -415,7 +419,7 @@ def test_a_topic_that_moves_while_it_is_offloaded_is_read_from_what_both_brokers
 
         assert first.http("PUT", "/admin/v2/namespaces/public/default/offloadThreshold", 0).status == 204
         wait_until(lambda: any(offloaded(first)), "the first ledger to be copied")
-        server.pause()  # some copy is under way
+        server.pause()  # while a copy is under way
         move(first, other)
         server.resume()
         wait_until(lambda: all(offloaded(other)[:-1]), "the rest to be copied by the next owner")

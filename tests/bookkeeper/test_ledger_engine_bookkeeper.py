@@ -32,8 +32,8 @@ _tests = itertools.count(1)
 
 
 class NumberedStore:
-    """A store whose ledgers are numbered from a place of the test's own: bookies are shared by all tests of the run,
-    and no id is ever used again."""
+    """A store whose ledger ids start at a number of the test's own: all tests of a run share the bookies, and no id is
+    ever used again."""
 
     def __init__(self, store: BookKeeperLedgerStore, base: int) -> None:
         self.store = store
@@ -88,7 +88,7 @@ class Switch:
     def __init__(self, connect: Connect = connect_tcp) -> None:
         self.is_broken = False
         self.ciphers: list[object] = []
-        """Of each connection; None: it is not encrypted."""
+        """The cipher of each connection; None: it is not encrypted."""
         self._connect = connect
         self._made: list[asyncio.BaseProtocol] = []
 
@@ -119,7 +119,7 @@ class BookKeeperWorld:
         self.store: NumberedStore
 
     async def start(self) -> NumberedStore:
-        """One more broker of the region."""
+        """Another broker of the region."""
         store = await BookKeeperLedgerStore.start(
             self.bookies.url, "region", SETTINGS, login=self.bookies.etcd.login, connect=self.switch
         )
@@ -184,7 +184,7 @@ async def test_a_bookie_that_hangs_is_replaced(ledgers: BookKeeperWorld) -> None
     bookies.pause(victim)
     try:
         async with asyncio.timeout(60):
-            written = await appended(writer, 20_000, size=1000)  # more than may be under way
+            written = await appended(writer, 20_000, size=1000)  # more than may be in flight
             while len(writer.writer.writing.metadata.segments) == 1:
                 written += await appended(writer, 1)
         assert (await writer.seal()).entries == len(written)
@@ -194,7 +194,7 @@ async def test_a_bookie_that_hangs_is_replaced(ledgers: BookKeeperWorld) -> None
 
 
 class Follower:
-    """Another broker's reader of ledger 1, which is told when there is more."""
+    """Another broker's reader of ledger 1, which is told when the ledger has grown."""
 
     def __init__(self, reader: BookKeeperReader) -> None:
         self.reader = reader
@@ -202,7 +202,7 @@ class Follower:
         self.end = reader.follow(self._grown.set)
 
     async def reads(self, entries: list[bytes]) -> None:
-        """Wait until it has been told of all of them. These are what it reads."""
+        """Wait until it has been told of all these entries, and check that it reads them."""
         async with asyncio.timeout(60):
             while self.reader.last_confirmed() < len(entries) - 1:
                 await self._grown.wait()
@@ -214,7 +214,7 @@ class Follower:
 
 
 async def test_a_ledger_is_read_to_its_end_while_another_broker_writes_it(ledgers: BookKeeperWorld) -> None:
-    """The newest entry, too, which no later one tells of; and when a bookie hangs, is replaced, and the writer ends."""
+    """Also the newest entry, which no later one confirms; also when a bookie hangs and is replaced, and to the seal."""
     other, bookies = await ledgers.start(), ledgers.bookies
     writer = await ledgers.store.create(1, fence=1)
     written = await appended(writer, 1)
@@ -287,7 +287,7 @@ async def test_a_new_owner_takes_a_ledger_from_a_live_writer(ledgers: BookKeeper
 async def test_a_ledger_that_was_recovered_a_moment_ago_is_opened_without_asking_etcd_again(
     ledgers: BookKeeperWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That holds for one opening, since another broker may change what etcd says; a deletion here is known at once."""
+    """Only once, because another broker may change the metadata in etcd; a deletion by this broker is known at once."""
     dead, asked = await ledgers.start(), list[int]()
     entries = await appended(await dead.create(1, fence=1), 5)
     await appended(await dead.create(2, fence=1), 1)
@@ -371,7 +371,7 @@ async def test_connections_are_encrypted_and_bookies_known_by_their_certificates
         writer.append(entry, lambda _: None)
     assert await append_one(NumberedWriter(writer, 0), b"last") == 200
     assert switch.ciphers and all(switch.ciphers), "no connection without one"
-    await store.close()  # leaves what is confirmed on bookies, on connections of its own
+    await store.close()  # writes the last confirmed entry to bookies, on connections of its own
     later = await BookKeeperLedgerStore.start(
         bookies.url, "region", SETTINGS, login=bookies.etcd.login, tls=bookies.tls
     )
@@ -391,7 +391,7 @@ async def test_connections_are_encrypted_and_bookies_known_by_their_certificates
 
 
 async def test_a_region_sees_its_own_ledgers_alone(ledgers: BookKeeperWorld) -> None:
-    """Whoever looks for ledgers that nobody names must not find those of another region."""
+    """A search for ledgers that no topic names must not find those of another region."""
     mine = ledgers.store.store
     other = await BookKeeperLedgerStore.start(ledgers.bookies.url, "other", SETTINGS, login=ledgers.bookies.etcd.login)
     first, second, third = range(ledgers.base, ledgers.base + 3)
@@ -414,7 +414,7 @@ async def test_ids_of_deleted_ledgers_are_forgotten_after_a_long_time(ledgers: B
         made = await table.create(base + number, metadata)
         assert made is not None and await table.delete(base + number, made.version, deleted_ms)
     assert await table.forget_deleted(100) == 0
-    assert await table.forget_deleted(250) == 1  # as far as the first that is younger
+    assert await table.forget_deleted(250) == 1  # up to the first one that is younger
     assert not await table.is_deleted(base) and await table.is_deleted(base + 2)
     assert await table.create(base + 1, metadata) is None
     assert await table.forget_deleted(1_000) == 2

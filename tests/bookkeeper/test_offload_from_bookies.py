@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ledgers on real bookies that are offloaded: read as before, also by an open reader, and no longer on the bookies."""
+"""Ledgers offloaded from real bookies: read as before, also by an open reader, and no longer on the bookies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_ledger_leaves_its_bookies_and_is_read_as_before(bookies: Bookie
     assert rest == ENTRIES[10:]
     await store._near.close()
 
-    store = await started()  # another broker, which has never seen it
+    store = await started()  # another broker, which has never seen the ledger
     info = await store.recover(70_001, 2)
     assert (info.entries, info.sealed, info.label) == (500, True, LABEL)
     assert await read_all(store, 70_001) == ENTRIES

@@ -88,7 +88,7 @@ class World:
     """Regions that replicate to each other."""
 
     def __init__(self, bookies: Bookies, directory: Path, *brokers: str, **settings: str) -> None:
-        """:param brokers: of each region, the ids of its brokers; empty: one broker, on its own volume."""
+        """:param brokers: for each region, the ids of its brokers; empty: one broker, on its own volume."""
         number = next(_worlds)
         self.regions = [Region(f"{name}-{number}", ids) for name, ids in zip(("us", "eu"), brokers, strict=True)]
         self._regions_file = directory / "regions.json"
@@ -118,11 +118,11 @@ class World:
         names = [region.name for region in self.regions]
         for region in self.regions:
             assert region.asked().http("POST", f"{NAMESPACE}/replication", names).status == 204
-        wait_until(lambda: all(region.is_balanced() for region in self.regions), "brokers to own as many bundles")
+        wait_until(lambda: all(region.is_balanced() for region in self.regions), "brokers to own equally many bundles")
         self.until_ready()
 
     def until_ready(self) -> None:
-        """Every broker that runs has caught up with the other regions, and its copies are complete."""
+        """Wait until every running broker has caught up with the other regions, and its copies are complete."""
         missing: list[object] = []
 
         def ready() -> bool:
@@ -166,7 +166,7 @@ def world(bookies: Bookies, tmp_path: Path) -> Iterator[World]:
 
 
 def publish(client: pulsar.Client, topic: str, first: int, count: int) -> None:
-    """So many messages, each of which is its number, with their receipts."""
+    """Publish ``count`` messages, each of which is its number, and wait for their receipts."""
     producer = client.create_producer(topic, batching_enabled=False)
     for number in range(first, first + count):
         producer.send(b"%d" % number)
@@ -174,7 +174,7 @@ def publish(client: pulsar.Client, topic: str, first: int, count: int) -> None:
 
 
 def numbers(consumer: pulsar.Consumer, count: int) -> list[int]:
-    """The next messages, acknowledged."""
+    """Receive and acknowledge the next messages."""
     found = []
     for _ in range(count):
         message = consumer.receive(PATIENCE_MS)
@@ -195,7 +195,7 @@ def dispatchers(region: Region, topic: str) -> dict[str, str]:
 
 
 def heard(consumer: pulsar.Consumer) -> list[int]:
-    """What comes until nothing comes for a while, acknowledged."""
+    """Receive and acknowledge messages until none comes for a while."""
     found = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
@@ -234,7 +234,7 @@ def test_topics_find_their_owners_in_the_other_region(world: World) -> None:
             consumer.close()
     world.until_ready()
     names = [f"persistent://public/default/{topic}" for topic in topics]
-    for number in range(2):  # whichever broker is asked for its region
+    for number in range(2):  # whichever broker of each region is asked
         asked = {region.name: list(region.brokers.values())[number].admin_url for region in world.regions}
         for name in names:
             verdict = live_verdict(asked, name)
@@ -253,17 +253,17 @@ def test_topics_find_their_owners_in_the_other_region(world: World) -> None:
 
 
 class Load:
-    """A producer in one region and a consumer in another, each of which goes on whatever happens to brokers."""
+    """A producer in one region and a consumer in another, which both carry on whatever happens to brokers."""
 
     def __init__(self, publish_at: str, consume_at: str, topic: str) -> None:
         self._topic = topic
         self._urls = publish_at, consume_at
         self.sent: list[int] = []
-        """With receipts."""
+        """The numbers of messages with receipts."""
         self.got: list[tuple[int, float]] = []
-        """Each with the time at which its acknowledgement was on its way."""
+        """The number of each message received, with the time at which its acknowledgement was sent."""
         self.ids: list[str] = []
-        """Their ids."""
+        """Their ids and redelivery counts."""
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._publish), threading.Thread(target=self._consume)]
         self._problems: list[BaseException] = []
@@ -305,7 +305,7 @@ class Load:
                 quiet_since = time.monotonic()
 
     def wait_for_more(self) -> None:
-        """What is published from now on arrives."""
+        """Wait until messages published from now on arrive."""
         number = len(self.sent) + 20
         wait_until(lambda: any(one >= number for one, _ in self.got), "the load to flow on", 120.0)
 
@@ -313,8 +313,8 @@ class Load:
         return set(self.sent) - {number for number, _ in self.got}
 
     def again(self, moment: float) -> list[str]:
-        """Messages that came again although they were acknowledged a second or more before this moment: clients hold
-        acknowledgements back for a tenth of one."""
+        """Messages that came again after ``moment`` although they were acknowledged a second or more before it: clients
+        hold acknowledgements back for a tenth of a second."""
         first: dict[int, tuple[float, str]] = {}
         found = []
         for (number, at), message in zip(self.got, self.ids, strict=True):
@@ -325,7 +325,7 @@ class Load:
 
 
 def suspended(broker: BrokerProcess) -> None:
-    """Suspended for longer than its lease, then continued."""
+    """Suspend a broker for longer than its lease, then resume it."""
     os.kill(broker.pid, signal.SIGSTOP)
     time.sleep(LEASE_SECONDS + 3.0)
     os.kill(broker.pid, signal.SIGCONT)
@@ -532,9 +532,9 @@ def make(broker: BrokerProcess, tenant: str) -> None:
 
 
 def test_another_broker_goes_on_with_shared_metadata(bookies: Bookies, tmp_path: Path) -> None:
-    """One broker of a region applies what other regions wrote, and publishes what this one wrote. When it is suspended
-    or killed, the other one stands in for it long before the topic is its own, and then does both, also with what was
-    written in between, or arrived."""
+    """One broker of a region applies what other regions wrote, and publishes what its own region wrote. When it is
+    suspended or killed, the other one stands in for it long before it owns the topic, and then does both, also for
+    what was written or arrived in between."""
     events = "persistent://public/default/metadata-events"
     settings = {"metadataSyncEventTopic": events, "metadataStoreSessionTimeoutMillis": "30000"}
     world = World(bookies, tmp_path, "ab", "-", **settings)
@@ -565,7 +565,7 @@ def test_another_broker_goes_on_with_shared_metadata(bookies: Bookies, tmp_path:
             wait_until(lambda: has(there, what), f"the tenant {what}")
             print(f"{what}: seen after {time.monotonic() - begun:.2f} s")
 
-        os.kill(owner.pid, signal.SIGSTOP)  # it owns the topic, and does not apply any more
+        os.kill(owner.pid, signal.SIGSTOP)  # it owns the topic, but no longer applies changes
         seen(other, far, "while-suspended")
         os.kill(owner.pid, signal.SIGCONT)
         wait_until(lambda: active() == [owner], "the owner to go on")

@@ -21,7 +21,7 @@ _names = itertools.count(1)
 
 
 class Pair(NamedTuple):
-    """A source and a shadow of it that different brokers serve."""
+    """A source and its shadow, served by different brokers."""
 
     source: str
     shadow: str
@@ -53,8 +53,8 @@ def backlog(pair: Pair, subscription: str) -> int:
 
 
 def until_empty(view: pulsar.Consumer, pair: Pair, subscription: str) -> list[bytes]:
-    """What still comes, acknowledged, until the broker has every acknowledgement. One that was sent while the
-    consumer's connection ended is lost with it, as nobody asked for its receipt, and its message comes again."""
+    """Receive and acknowledge messages until the broker has every acknowledgement. One that was sent as the consumer's
+    connection ended is lost with it, because no receipt was requested, and its message comes again."""
     found = list[bytes]()
     deadline = time.monotonic() + PATIENCE_MS / 1000
     while time.monotonic() < deadline:
@@ -66,7 +66,7 @@ def until_empty(view: pulsar.Consumer, pair: Pair, subscription: str) -> list[by
             continue
         view.acknowledge(message)
         found.append(bytes(message.data()))
-    raise AssertionError(f"{backlog(pair, subscription)} messages of {pair.shadow} are not acknowledged in the end")
+    raise AssertionError(f"{backlog(pair, subscription)} messages of {pair.shadow} were never acknowledged")
 
 
 def bytes_read(broker: BrokerProcess) -> float:
@@ -85,7 +85,7 @@ def test_consuming_a_shadow_reads_nothing_through_the_sources_broker(region: Reg
         assert received(view, 300) == bodies
         producer = client.create_producer(pair.source, batching_enabled=False)
         took: list[float] = []
-        for number in range(50):  # in the ledger that is being written, one at a time
+        for number in range(50):  # one at a time, in the ledger that is being written
             began = time.monotonic()
             sent = producer.send(b"late-%d" % number)
             message = view.receive(PATIENCE_MS)
@@ -146,13 +146,13 @@ def bodies_of(consumer: pulsar.Consumer, count: int) -> list[int]:
 
 
 def half_acknowledged(client: pulsar.Client, topic: str, broker: BrokerProcess) -> list[int]:
-    """What comes again after every second message was acknowledged, of each batch, and the topic was opened again."""
+    """What comes again after every second message of each batch was acknowledged, and the topic was reopened."""
     consumer = client.subscribe(topic, "parts", SHARED, initial_position=EARLIEST, batch_index_ack_enabled=True)
     messages = [consumer.receive(PATIENCE_MS) for _ in range(24)]
     for message in messages:
         if int(message.data()) % 2:
             consumer.acknowledge(message)
-    consumer.close()  # sends them
+    consumer.close()  # sends the acknowledgements
     assert broker.http("PUT", f"{TOPICS}/{topic}/unload").status == 204
     again = client.subscribe(topic, "parts", SHARED, batch_index_ack_enabled=True)
     found = bodies_of(again, 12)
@@ -161,7 +161,7 @@ def half_acknowledged(client: pulsar.Client, topic: str, broker: BrokerProcess) 
 
 
 def of_each_key(client: pulsar.Client, topic: str) -> dict[int, list[int]]:
-    """By key, what two Key_Shared consumers get; each key goes to one of them."""
+    """By key, what two Key_Shared consumers get, each key from one of them."""
     two = [client.subscribe(topic, "keys", KEY_SHARED, initial_position=EARLIEST) for _ in range(2)]
     found: dict[int, list[int]] = defaultdict(list)
     takers: dict[int, set[int]] = defaultdict(set)
@@ -194,7 +194,7 @@ def after_seeks(client: pulsar.Client, topic: str, places: list[pulsar.MessageId
 
 
 def test_keys_delays_parts_of_batches_and_seeks_are_as_on_the_source_at_another_broker(region: Region) -> None:
-    """A dozen messages in a ledger that was sealed before the shadow was opened, and one in the ledger it follows."""
+    """A dozen messages are in a ledger sealed before the shadow was opened, a dozen in the one that it follows."""
     pair = made(region)
     both = ((pair.source, pair.at_source), (pair.shadow, pair.at_shadow))
     with connected(region.url) as client:
@@ -258,7 +258,7 @@ def test_the_compacted_view_of_a_source_at_another_broker_is_read(region: Region
         producer.send(b"", partition_key="key-0")
         producer.send(b"30", partition_key="key-1")
         compact(client, [b"29", b"30"])
-        producer.send(b"31", partition_key="key-2")  # behind the view
+        producer.send(b"31", partition_key="key-2")  # after the view
         wait_until(lambda: compacted(client, pair.shadow) == [b"29", b"30", b"31"], "the newest message")
         assert len(received(whole, 33)) == 33
         before = bytes_read(pair.at_source)
@@ -283,7 +283,7 @@ def test_deleting_with_cascade_reaches_shadows_at_other_brokers(region: Region) 
 
 
 def anywhere(region: Region, method: str, path: str, body: object = ...) -> HttpAnswer:
-    """The answer of the broker that does not refer to the other one."""
+    """The answer of the broker that does not redirect to the other one."""
     answers = (broker.http(method, path, body) for broker in region.brokers.values())
     return next(answer for answer in answers if answer.status != 307)
 

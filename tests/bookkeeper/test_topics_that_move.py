@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What clients rely on when a topic goes to another broker of its region: handed over, or because its owner was killed.
 
-Each feature is two steps, one before the move and one after it. All topics move together, since a killed broker's lease
-takes ten seconds to end.
+Each feature has two steps, one before the move and one after it. All topics move together, because a killed broker's
+lease takes ten seconds to end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SETTINGS = {
 }
 HANDED_OVER, KILLED = "handed over", "killed"
 LONGEST_OUTAGE: Final = {HANDED_OVER: 4_000, KILLED: 20_000}
-"""Milliseconds after which a delayed message is due, so that it is so after the move where the machine has time."""
+"""Milliseconds until a delayed message is due: after the move, unless the machine is very busy."""
 _numbers = itertools.count()
 
 
@@ -53,7 +53,7 @@ class Moving:
     region: Region
     how: str
     client: pulsar.Client
-    """Stays connected, and asks the next owner: an attempt where nobody listens would double its pause."""
+    """Stays connected to the next owner: an attempt at a broker that is down would double its pause."""
     topic: str
     owner: BrokerProcess
     heir: BrokerProcess
@@ -62,7 +62,7 @@ class Moving:
         return broker.http("GET", f"{compaction_steps.ADMIN}/{self.topic}/stats").json
 
     def acknowledged(self, backlog: int, subscription: str = "s") -> None:
-        """The owner has the acknowledgements, which clients hold back for 0.1 s."""
+        """Wait until the owner has the acknowledgements, which clients hold back for 0.1 s."""
         wait_until(
             lambda: self.stats(self.owner)["subscriptions"][subscription]["msgBacklog"] == backlog, "acknowledgements"
         )
@@ -72,7 +72,7 @@ Steps = Generator[None, None, None]
 
 
 def seek(at: Moving) -> Steps:
-    """By id and by time, after the move; and to where a consumer sought before it."""
+    """Seeks by id and by time after the move; and a seek before the move still counts."""
     subscribed = partial(at.client.subscribe, at.topic, start_message_id_inclusive=True, initial_position=EARLIEST)
     consumers = {name: subscribed(name) for name in ("by-id", "by-time", "before")}
     ids = publish(at.client, at.topic, numbered(range(30)))
@@ -99,7 +99,7 @@ def seek(at: Moving) -> Steps:
 
 
 def compaction(at: Moving) -> Steps:
-    """The next owner serves the view, and goes on from it."""
+    """The next owner serves the view, and compacts on from it."""
     rows = [(f"k{number % 7}", b"%d" % number) for number in range(50)]
     compaction_steps.publish(at.client, at.topic, rows)
     compaction_steps.compact(at.owner, at.topic)
@@ -114,7 +114,7 @@ def compaction(at: Moving) -> Steps:
 
 
 def delayed_delivery(at: Moving) -> Steps:
-    """Neither early nor lost, whether due while nobody owns the topic, or later."""
+    """Neither early nor lost, whether due while nobody owns the topic or later."""
     consumer = at.client.subscribe(at.topic, "s", SHARED)
     producer = at.client.create_producer(at.topic, batching_enabled=False, send_timeout_millis=0)
     now = time.time_ns() // 1_000_000
@@ -140,7 +140,7 @@ def delayed_delivery(at: Moving) -> Steps:
 
 
 def deduplication(at: Moving) -> Steps:
-    """What a producer publishes again with the same sequence ids is stored once, by the next owner as well."""
+    """Messages that a producer resends with the same sequence ids are stored once, by the next owner as well."""
     producer = at.client.create_producer(at.topic, "p", batching_enabled=False, send_timeout_millis=0)
 
     def resend(first: int, last: int) -> None:
@@ -202,7 +202,7 @@ def key_shared(at: Moving) -> Steps:
 
 
 def acks_inside_batches(at: Moving) -> Steps:
-    """Messages of a batch that were acknowledged do not come again, those beside them do."""
+    """Acknowledged messages of a batch do not come again; the others do."""
     subscribed = partial(at.client.subscribe, at.topic, "s", SHARED, initial_position=EARLIEST)
     consumer = subscribed(batch_index_ack_enabled=True)
     ids = publish(at.client, at.topic, numbered(range(90)), batching=True, batching_max_messages=30)
@@ -255,7 +255,7 @@ def shared_region(bookies: Bookies, tmp_path_factory: pytest.TempPathFactory) ->
 def moved(request: pytest.FixtureRequest, shared_region: Region) -> Iterator[dict[str, tuple[Moving, Steps]]]:
     """Every feature's topic has moved from one broker to the other, between its two steps."""
     owner, heir = shared_region.brokers.values()
-    if request.param == KILLED:  # all bundles were handed over to the other one
+    if request.param == KILLED:  # the bundles were all handed over before
         owner, heir = heir, owner
     with connected(heir.service_url) as client:
         found: dict[str, tuple[Moving, Steps]] = {}
@@ -270,7 +270,7 @@ def moved(request: pytest.FixtureRequest, shared_region: Region) -> Iterator[dic
 
 
 def _topic_of(region: Region, owner: BrokerProcess, kind: str) -> str:
-    """A new topic of this broker; its full name where it is not persistent."""
+    """A new topic of this broker; its full name if it is not persistent."""
     while True:
         topic = f"moving-{next(_numbers)}"
         if region.owner(topic, owner, kind) is owner:
@@ -285,7 +285,7 @@ def _move(owner: BrokerProcess, heir: BrokerProcess, how: str) -> None:
     borders = owner.http("GET", f"{namespace}/bundles").json["boundaries"]
     for bundle in itertools.pairwise(borders):
         path = f"{namespace}/{'_'.join(bundle)}/unload?destinationBroker=127.0.0.1:{heir.http_port}"
-        assert owner.http("PUT", path).status in (204, 307, 412)  # 412: it is there
+        assert owner.http("PUT", path).status in (204, 307, 412)  # 412: it is there already
 
 
 @pytest.mark.parametrize("feature", [feature.__name__ for feature in FEATURES])

@@ -27,7 +27,7 @@ def test_what_regions_have_on_bookies_is_there_after_a_restart(regions: UpProces
             producer = client.create_producer("t", batching_enabled=False)
             for number in range(20):
                 producer.send(b"%d" % number)
-        with connected(regions.service_url(WEST)) as client:  # what one region stored reaches the other
+        with connected(regions.service_url(WEST)) as client:  # what one region stored reaches the other one
             consumer = client.subscribe("t", "s", initial_position=EARLIEST)
             for number in range(10):
                 message = consumer.receive(PATIENCE_MS)
@@ -45,7 +45,7 @@ def test_what_regions_have_on_bookies_is_there_after_a_restart(regions: UpProces
 
 
 def test_linked_regions_of_two_brokers(tmp_path: Path) -> None:
-    """What is published and acknowledged at one broker of a region is so at each broker of the other one."""
+    """What is published and acknowledged at one broker of a region counts at every broker of the other region."""
     regions = UpProcess(
         (EAST, WEST), tmp_path / "data", metadata="etcd", brokers=2, options=OPTIONS, start_seconds=2 * START_SECONDS
     )

@@ -203,7 +203,7 @@ async def test_upkeep_survives_any_error_and_says_so(caplog: pytest.LogCaptureFi
     while store.upkeep.state().failures == 0:
         await append_all(writer, [b"x" * 1000] * 10)
         await asyncio.sleep(0)
-    assert "failed to look after the ledger files: MemoryError()" in caplog.text
+    assert "failed to maintain the ledger files: MemoryError()" in caplog.text
     disk.fault = None
     await store.tidy()
     assert store.upkeep.state().problem is None

@@ -89,7 +89,7 @@ async def test_a_newer_format_is_refused_with_a_sentence(tmp_path: Path) -> None
     with sqlite3.connect(path) as sql:
         sql.execute("PRAGMA user_version = 99")
     sql.close()
-    with pytest.raises(MetadataError, match=r"metadata format 99, made by a newer version; .* upgrade"):
+    with pytest.raises(MetadataError, match=r"newer version of Meridian .metadata format 99, .* upgrade"):
         await SqliteMetadataStore.open(path)
 
 

@@ -111,7 +111,7 @@ def test_a_newer_version_was_here(tmp_path: Path) -> None:
         broker.start(wait=False)
         assert broker._process is not None
         assert broker._process.wait(60) == 2
-        assert "metadata format 99, made by a newer version" in broker.log().splitlines()[-1]
+        assert "written by a newer version of Meridian (metadata format 99" in broker.log().splitlines()[-1]
         assert "Traceback" not in broker.log()
 
 

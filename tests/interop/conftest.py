@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three regions that the programs of all languages use, one after the other; each leaves all regions running. And an
-Apache Pulsar, to which a broker of Meridian was added as docs/with-pulsar.md says."""
+"""Three regions that the programs of all languages use in turn; each leaves all of them running. And an Apache Pulsar
+to which a Meridian broker was added as docs/with-pulsar.md says."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarProcess]:
 
 @pytest.fixture(scope="package")
 def meridian(apache: PulsarProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """Added to the Pulsar as the page says."""
+    """A broker added to the Pulsar as that page says."""
     (commands,) = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len([line for line in commands.splitlines() if line]) <= 10
     with BrokerProcess("meridian", tmp_path_factory.mktemp("meridian") / "data") as broker:

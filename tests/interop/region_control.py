@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a program in another language end a region with SIGKILL, ``POST /kill/REGION``, and start it: ``/back/REGION``;
-or stop and continue its process: ``/pause/REGION``, ``/resume/REGION``.
+"""Lets a program in another language kill a region with SIGKILL (``POST /kill/REGION``) and restart it
+(``/back/REGION``), or stop and continue its process (``/pause/REGION``, ``/resume/REGION``).
 
-The answer comes when it is done: 204, or 500 with what went wrong.
+It answers when that is done: 204, or 500 and what went wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RegionControl:
                     self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """The test says what went wrong, by the answer."""
+                """Nothing: the test reports what went wrong, from the answer."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="region-control")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The official Go client: the tests in ``go/``, with one broker and with replicated subscriptions in three regions.
 
-They need Go and, the first time, the module proxy. What they are built of is pinned with checksums in ``go/go.sum``.
+They need Go and, the first time, the module proxy. ``go/go.sum`` pins what they are built from by checksum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECONDS = 540
 
 
 def go_or_why_not() -> tuple[str | None, str]:
-    """The command, or why it cannot be used."""
+    """The ``go`` command, or why it cannot be used."""
     command = shutil.which("go")
     if command is None:
         return None, "Go is not installed"
@@ -35,7 +35,7 @@ def go_or_why_not() -> tuple[str | None, str]:
 
 
 def go_test(environment: dict[str, str], *options: str) -> None:
-    """Runs some of them."""
+    """Runs some of the tests."""
     go, why_not = go_or_why_not()
     if go is None:
         pytest.skip(why_not)

@@ -2,7 +2,7 @@
 """The official Java client and its admin client: ``java/Interop.java`` with one broker, ``java/Regions.java`` with
 replicated subscriptions in three regions.
 
-They need a Java of version 17 or newer with its compiler, Maven and, the first time, Maven Central.
+They need Java 17 or newer with its compiler, Maven and, the first time, Maven Central.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECONDS = 240
 
 
 def why_not() -> str:
-    """Why it cannot be run; empty when it can."""
+    """Why they cannot run; empty if they can."""
     for command in ("java", "javac", "mvn"):
         if shutil.which(command) is None:
             return f"{command} is not installed"

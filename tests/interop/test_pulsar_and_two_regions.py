@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Apache Pulsar and two regions of Meridian, of which the second joins late; and what the verifier reads there.
+"""A real Apache Pulsar and two regions of Meridian, the second of which joins late; and what the verifier reads there.
 
 It needs Java 17 and the jars that `scripts/pulsar` fetches.
 """
@@ -25,9 +25,9 @@ EAST, WEST = REGIONS = ("east", "west")
 SPACE, JUDGED, UNGUARDED = "joined/all", "joined/judged", "joined/unguarded"
 SUBSCRIPTION = "mover"
 MARKERS = 40
-"""Which Pulsar counts as backlog until there is a consumer: those of some snapshots."""
+"""The most markers that Pulsar counts as backlog until there is a consumer: those of some snapshots."""
 ROUNDS = 3
-"""Updates: what would pass something by mistake passes it with the first."""
+"""Updates to wait for: if anything is passed by mistake, the first one does it."""
 
 
 class Cluster:
@@ -40,7 +40,7 @@ class Cluster:
         return http(method, self.admin_url + path, body)
 
     def put(self, path: str, body: Any, *, verb: str = "PUT") -> None:
-        """Also if it is there: Meridian's regions tell each other."""
+        """Create something that may exist already: Meridian's regions tell each other."""
         answer = self.http(verb, f"/admin/v2/{path}", body)
         assert answer.status in (200, 204, 409), (self.name, path, answer)
 
@@ -49,7 +49,7 @@ class Cluster:
         return answer.json if answer.status == 200 else {}
 
     def backlog(self, topic: str) -> int | None:
-        """Of the subscription; None: it is not there."""
+        """The subscription's backlog; None: it does not exist, or is not replicated."""
         found = self.stats(topic).get("subscriptions", {}).get(SUBSCRIPTION)
         return int(found["msgBacklog"]) if found and found["replicated"] else None
 
@@ -82,7 +82,7 @@ class Cluster:
                 producer.send(message)
 
     def take(self, topic: str, expected: list[bytes]) -> None:
-        """A consumer gets and acknowledges these, and no others within a second."""
+        """A consumer gets and acknowledges these messages, and no others within a second."""
         with self.consumer(topic) as consumer:
             found: set[bytes] = set()
             with contextlib.suppress(pulsar.Timeout):
@@ -151,7 +151,7 @@ def test_a_region_that_joins_late_has_pulsar_pass_nothing(clusters: dict[str, Cl
     assert is_held(), west.snapshots(topic)
     (why,) = west.snapshots(topic)["heldBackFirst"][SUBSCRIPTION].values()
     assert "east may still owe it" in why
-    assert east.backlog(topic) == len(before), "nothing that nobody had read is passed"
+    assert east.backlog(topic) == len(before), "no message that nobody read is passed"
     assert (apache.backlog(topic) or 0) >= len(before)
 
     east.take(topic, before)
@@ -163,7 +163,7 @@ def test_a_region_that_joins_late_has_pulsar_pass_nothing(clusters: dict[str, Cl
 
 
 def told_within(seconds: float, cluster: Cluster, topic: str) -> bool:
-    """Whether nothing is owed there any more."""
+    """Whether nothing is owed there by then."""
     with contextlib.suppress(AssertionError):
         wait_until(lambda: cluster.backlog(topic) == 0, "nothing to be owed", seconds)
     return cluster.backlog(topic) == 0
@@ -171,10 +171,10 @@ def told_within(seconds: float, cluster: Cluster, topic: str) -> bool:
 
 @pytest.mark.timeout(SECONDS)
 def test_the_verifier_judges_what_pulsar_shows(clusters: dict[str, Cluster]) -> None:
-    """Its positions, over admin REST; the rest is unknown."""
+    """Pulsar's positions, from its admin API; the rest is unknown."""
     apache, east, west = (clusters[name] for name in (APACHE, EAST, WEST))
     topic = f"persistent://{JUDGED}/positions"
-    for name in REGIONS:  # what it told Pulsar is on record in this mode alone
+    for name in REGIONS:  # only in this mode is what it told Pulsar on record
         clusters[name].put(f"namespaces/{JUDGED}/subscriptionSync", "snapshot", verb="POST")
     east.take(topic, [])
     here, there = numbered("east", 10), numbered("apache", 10)
@@ -195,7 +195,7 @@ def test_the_verifier_judges_what_pulsar_shows(clusters: dict[str, Cluster]) -> 
         }
 
     wait_until(lambda: (apache.backlog(topic) or MARKERS) < MARKERS - 20, "Pulsar to be told", 60.0)
-    with apache.consumer(topic) as consumer:  # which passes markers, so that Pulsar tells west
+    with apache.consumer(topic) as consumer:  # it passes markers, so Pulsar tells west
         while not told_within(5.0, west, topic):  # Pulsar takes the next snapshot after the next message
             apache.publish(topic, numbered(f"more{len(there)}", 1))
             message = consumer.receive(60_000)

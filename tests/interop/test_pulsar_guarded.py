@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Apache Pulsar that demands a token, and TLS, of Meridian, which demands both of it.
+"""A real Apache Pulsar and Meridian, each of which demands a token and TLS of the other.
 
 It needs Java 17 and the jars that `scripts/pulsar` fetches.
 """
@@ -25,13 +25,13 @@ from support.brokers.two_kinds import NAMESPACE, numbered
 SECONDS = 300
 THEIRS, OURS = "brokers-of-apache", "brokers-of-meridian"
 NOWHERE = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127.0.0.1:1"}
-"""Plain text leads nowhere: what arrives came over TLS."""
+"""Plain-text addresses that lead nowhere: whatever arrives came over TLS."""
 TOKENS = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
 
 
 @dataclass
 class Guarded:
-    """The two, and what opens them."""
+    """The two sides, and the credentials for them."""
 
     directory: Path
     apache: PulsarProcess
@@ -61,7 +61,7 @@ def token_of(key: Path, role: str) -> str:
 
 
 def for_java(pair: Pair) -> Path:
-    """The key in the one format that Java reads."""
+    """The key in the only format that Java reads."""
     converted = pair.key.with_suffix(".pkcs8")
     command = ["openssl", "pkcs8", "-topk8", "-nocrypt", "-in", str(pair.key), "-out", str(converted)]
     subprocess.run(command, check=True, capture_output=True)
@@ -117,7 +117,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 def introduce(guarded: Guarded, trusted: Path, theirs: int, their_web: int, ours: int, our_web: int) -> None:
-    """Each is a cluster of the other, and the namespace is in both."""
+    """Each knows the other as a cluster, and the namespace is in both."""
 
     def secure(port: int, web_port: int) -> dict[str, Any]:
         there = {
@@ -153,14 +153,14 @@ def test_messages_go_both_ways_once_the_token_is_right(guarded: Guarded) -> None
             producers["m"].send(message)
         wait_until(lambda: guarded.link(topic)["lastError"], "the refusal to be shown")
         assert guarded.link(topic)["replicationBacklog"] == 20 and not guarded.link(topic)["connected"]
-        guarded.shown.write_text(guarded.token(OURS))  # it is read again for each connection
+        guarded.shown.write_text(guarded.token(OURS))  # the file is read again for each connection
         for message in numbered("p", 20):
             producers["p"].send(message)
         for client in (here, there):
             consumer = client.subscribe(topic, "reader", initial_position=pulsar.InitialPosition.Earliest)
             found = {consumer.receive(60_000).data() for _ in range(40)}
             assert found == {*numbered("m", 20), *numbered("p", 20)}
-        assert guarded.link(topic)["warning"] == "", "it may ask whether Pulsar stores repeats"
+        assert guarded.link(topic)["warning"] == "", "it is allowed to ask whether Pulsar stores repeats"
     finally:
         here.close()
         there.close()
@@ -168,8 +168,8 @@ def test_messages_go_both_ways_once_the_token_is_right(guarded: Guarded) -> None
 
 @pytest.mark.timeout(SECONDS)
 def test_chunks_of_the_full_size_go_both_ways(guarded: Guarded) -> None:
-    """Pulsar drops a message, without an error, that is too large with what it adds to it. Its brokers, known by their
-    role, may send as much more."""
+    """Pulsar silently drops a message that becomes too large by what it adds. Its brokers, known by their role, may
+    send that much more."""
     guarded.shown.write_text(guarded.token(OURS))
     here, there = guarded.client(guarded.meridian), guarded.client(guarded.apache)
     try:

@@ -43,7 +43,7 @@ def received(side: Side, topic: str, count: int) -> list[pulsar.Message]:
 
 
 def assert_holds(side: Side, topic: str, expected: list[bytes]) -> None:
-    """Each of these messages, once."""
+    """The topic holds each of these messages once."""
     found = Counter(message.data() for message in received(side, topic, len(expected)))
     missing = [message for message in expected if message not in found]
     assert not missing, f"{len(missing)} messages are missing, the first is {missing[0]!r}"
@@ -136,7 +136,7 @@ def test_schemas_chunks_and_messages_for_one_side(apache: PulsarProcess, meridia
             )
             assert [consumer.receive(60_000).value().text for _ in range(2)] == ["everywhere", "there"]
             if side is apache:
-                continue  # its replicator passes over chunks of the full size, without an error
+                continue  # its replicator silently skips chunks of the full size
             large = os.urandom(6 << 20)
             one.create_producer(f"{topic}-chunks", chunking_enabled=True, batching_enabled=False).send(large)
             chunks = two.subscribe(f"{topic}-chunks", "s", initial_position=pulsar.InitialPosition.Earliest)
@@ -150,7 +150,7 @@ def test_schemas_chunks_and_messages_for_one_side(apache: PulsarProcess, meridia
 def test_a_copy_of_a_replicated_message_is_not_taken_for_a_repeat(
     apache: PulsarProcess, meridian: BrokerProcess
 ) -> None:
-    """Clients copy properties to dead-letter topics, a source position among them."""
+    """Clients copy properties to dead-letter topics, including a source position."""
     topic = f"persistent://{NAMESPACE}/copies"
     client = pulsar.Client(meridian.service_url)
     try:

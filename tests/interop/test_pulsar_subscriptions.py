@@ -21,20 +21,20 @@ from support.brokers.two_kinds import NAMESPACE, Side, numbered, publish
 SECONDS = 240
 SUBSCRIPTION = "mover"
 MARKERS = 30
-"""Markers behind the last message: at most those of a few snapshots."""
+"""Most markers after the last message: those of a few snapshots."""
 LAG = 5
-"""Seconds. A snapshot is taken every second by either kind of broker; the machine may be busy."""
+"""Seconds. Either kind of broker takes a snapshot every second; the machine may be busy."""
 
 
 def subscription(side: Side, topic: str) -> dict[str, Any]:
-    """Its statistics; empty: there is none."""
+    """The subscription's statistics; empty: it does not exist."""
     answer = side.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats")
     found: dict[str, Any] = answer.json["subscriptions"].get(SUBSCRIPTION, {}) if answer.status == 200 else {}
     return found
 
 
 def wait_until_moved(side: Side, topic: str) -> None:
-    """Pulsar counts markers, which it passes over once there is a consumer."""
+    """Pulsar's backlog includes markers, which it skips once there is a consumer."""
     most = MARKERS if isinstance(side, PulsarProcess) else 0
     seen: list[Any] = []
 
@@ -50,7 +50,7 @@ def wait_until_moved(side: Side, topic: str) -> None:
 
 
 def wait_until_sent(meridian: BrokerProcess, topic: str) -> None:
-    """All of its messages are in Pulsar."""
+    """Wait until all messages of the topic are in Pulsar."""
 
     def is_there() -> bool:
         shown = meridian.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json["replication"]["apache"]
@@ -75,7 +75,7 @@ def consumer(side: Side, topic: str, kind: pulsar.ConsumerType = pulsar.Consumer
 
 
 def taken(consumer: Any, expected: set[bytes], *, keep: frozenset[bytes] = frozenset()) -> Counter[bytes]:
-    """Everything up to when all of these have come and a second is quiet; acknowledged, but for ``keep``."""
+    """Receive until all of these have come and a second was quiet; acknowledge everything but ``keep``."""
     found: Counter[bytes] = Counter()
     while True:
         try:
@@ -123,7 +123,7 @@ def test_a_subscription_moves_and_comes_back_while_pulsar_is_killed(
 
 @pytest.mark.timeout(SECONDS)
 def test_nothing_behind_a_hole_is_passed(apache: PulsarProcess, meridian: BrokerProcess) -> None:
-    """Single acknowledgements do not travel: what is behind the hole comes again, and the hole is not lost."""
+    """Individual acknowledgements do not travel: what is after the hole comes again, and the hole is not lost."""
     for side, other in ((apache, meridian), (meridian, apache)):
         name = "apache" if side is apache else "meridian"
         topic = f"persistent://{NAMESPACE}/holes-of-{name}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real S3 server, one for the tests of a module, which use places of their own in its bucket."""
+"""A real S3 server for each module; its tests use prefixes of their own in the bucket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the environment, where a client looks for them."""
+    """Put them into the environment, where a client looks for them."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
 

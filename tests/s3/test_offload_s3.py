@@ -47,7 +47,7 @@ def publish(client: pulsar.Client) -> None:
 
 
 def offload(broker: BrokerProcess) -> None:
-    """By a policy, and wait until all but the last ledger are only in the bucket."""
+    """Offload by a policy, and wait until all ledgers but the last are only in the bucket."""
     assert broker.http("PUT", f"{NAMESPACE}/offloadThreshold", 0).status == 204
     wait_until(lambda: all(one["offloaded"] for one in ledgers(broker)[:-1]), "all to be offloaded")
     wait_until(lambda: not live_bytes(broker), "the ledgers to leave the volume")
@@ -56,7 +56,7 @@ def offload(broker: BrokerProcess) -> None:
 def live_bytes(broker: BrokerProcess) -> bool:
     text = broker.http("GET", "/metrics").text
     (line,) = [one for one in text.splitlines() if one.startswith("meridian_ledgers{")]
-    return float(line.rpartition(" ")[2]) > 2  # the last one, and that of the acknowledgements
+    return float(line.rpartition(" ")[2]) > 2  # the last ledger, and that of the acknowledgements
 
 
 def copies(server: S3Server, directory: Path) -> list[Path]:
@@ -64,7 +64,7 @@ def copies(server: S3Server, directory: Path) -> list[Path]:
 
 
 def names(server: S3Server, directory: Path) -> set[str]:
-    """Ledgers with copies."""
+    """The ledgers that have copies."""
     return {
         next(part for part in path.parts if part.isdigit() and len(part) == 16) for path in copies(server, directory)
     }
@@ -76,7 +76,7 @@ def test_what_left_is_read_after_a_kill_and_goes_with_its_ledger(
     with connected(broker.service_url) as client:
         publish(client)
         offload(broker)
-        assert len(copies(server, tmp_path)) == 12, "of each a chunk and an index, and again of its headers"
+        assert len(copies(server, tmp_path)) == 12, "for each ledger a chunk and an index, and the same for its headers"
     broker.kill()
     broker.start()
     with connected(broker.service_url) as client:
@@ -107,7 +107,7 @@ def test_a_broker_that_is_killed_while_it_copies_goes_on_and_leaves_no_rest(
 ) -> None:
     with connected(broker.service_url) as client:
         publish(client)
-        server.pause()  # the first request of the upload is under way now, or is soon
+        server.pause()  # the first request of the upload is under way, or soon will be
         assert broker.http("PUT", f"{NAMESPACE}/offloadThreshold", 0).status == 204
         upto = {"ledgerId": ledgers(broker)[-1]["ledgerId"], "entryId": 0, "partitionIndex": -1}
         assert broker.http("PUT", "/admin/v2/persistent/public/default/t/offload", upto).status == 204

@@ -26,7 +26,9 @@ async def objects(server: S3Server, request: pytest.FixtureRequest) -> AsyncIter
 
 
 async def test_objects_come_back_whole_and_in_part(objects: S3Objects, server: S3Server) -> None:
-    large = bytes(range(256)) * 80_000  # 20 MB: no upload in parts, which leaves parts when it is broken off
+    large = (
+        bytes(range(256)) * 80_000
+    )  # 20 MB: in one part, because an interrupted multipart upload leaves parts behind
     await objects.put("x/large", large)
     await objects.put("x/empty", b"")
     await objects.put("xy/other", b"not below x")
@@ -39,7 +41,7 @@ async def test_objects_come_back_whole_and_in_part(objects: S3Objects, server: S
 
 
 async def test_whatever_is_there_is_deleted_and_what_is_not_is_no_matter(objects: S3Objects) -> None:
-    keys = [f"x/{number:04d}" for number in range(1100)]  # more than one request lists or deletes
+    keys = [f"x/{number:04d}" for number in range(1100)]  # more than one request can list or delete
     limit = asyncio.Semaphore(50)
 
     async def put(key: str) -> None:

@@ -58,7 +58,7 @@ func TestProducersAndConsumersFollowNewPartitions(t *testing.T) {
 	equal(t, "partitions", len(stats.Partitions), 4)
 }
 
-// The client has no call of its own for shadows: a property makes one.
+// The client has no call for shadows: a property makes one.
 func TestAPropertyMakesAShadowTopic(t *testing.T) {
 	t.Parallel()
 	client, admin, source, shadow := connect(t), connectAdmin(t), newTopic(), newTopic()
@@ -95,7 +95,7 @@ func TestTenantsAndNamespaces(t *testing.T) {
 	must(t, admin.Namespaces().DeleteNamespace("gophers/burrow"))
 	must(t, admin.Tenants().Delete("gophers"))
 	if _, err := admin.Tenants().Get("gophers"); err == nil {
-		t.Fatal("a deleted tenant is there")
+		t.Fatal("a deleted tenant still exists")
 	}
 }
 
@@ -123,7 +123,7 @@ func TestPermissions(t *testing.T) {
 	must(t, admin.Topics().RevokePermission(name, "app"))
 	must(t, admin.Namespaces().RevokeNamespacePermission(*gate, "app"))
 	if admin.Topics().RevokePermission(name, "app") == nil {
-		t.Fatal("a permission that is not there was revoked")
+		t.Fatal("a permission that does not exist was revoked")
 	}
 	left, err := admin.Topics().GetPermissions(name)
 	must(t, err)

@@ -52,7 +52,7 @@ func TestKeySharedStickyRanges(t *testing.T) {
 	overlapping := ranges(32767, 65535)
 	overlapping.SubscriptionName = "s"
 	if _, err := client.Subscribe(overlapping); err == nil {
-		t.Fatal("overlapping ranges were taken")
+		t.Fatal("overlapping ranges were accepted")
 	}
 	high := subscribe(t, client, ranges(32768, 65535))
 	producer := produce(t, client, pulsar.ProducerOptions{Topic: topic, DisableBatching: true})
@@ -106,7 +106,7 @@ func TestNegativeAcknowledgementsEndInTheDeadLetterTopic(t *testing.T) {
 	for range 6 {
 		consumer.Nack(receive(t, consumer))
 	}
-	// The client sends a message there when it comes once too often.
+	// The client sends a message there when it has come once too often.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() { _, _ = consumer.Receive(ctx) }()
@@ -145,7 +145,7 @@ func TestSeekByIDAndByTime(t *testing.T) {
 	producer := produce(t, client, pulsar.ProducerOptions{Topic: topic, DisableBatching: true})
 	ids := sendNumbers(t, producer, 10)
 	receiveNumbers(t, consumer, 10)
-	// By time first: what was sought by id is remembered by the client, which drops everything before it.
+	// By time first: the client remembers the id of a seek and drops everything before it.
 	must(t, consumer.SeekByTime(time.Now().Add(-time.Hour)))
 	equal(t, "after a seek by time", len(receiveNumbers(t, consumer, 10)), 10)
 	must(t, consumer.Seek(ids[6]))

@@ -20,13 +20,13 @@ import (
 
 const (
 	patience = 20 * time.Second
-	// quiet is how long nothing must come before a test believes that nothing comes.
+	// quiet is how long nothing must come before a test concludes that nothing will.
 	quiet = 400 * time.Millisecond
 )
 
 var numbers atomic.Int64
 
-// newTopic is a name of its own, so that tests may run beside each other.
+// newTopic returns a new name, so that tests can run in parallel.
 func newTopic() string {
 	return fmt.Sprintf("persistent://public/default/go-%d", numbers.Add(1))
 }
@@ -106,7 +106,7 @@ func receive(t *testing.T, consumer pulsar.Consumer) pulsar.Message {
 	return message
 }
 
-// receiveNumbers takes so many messages and acknowledges each.
+// receiveNumbers takes count messages and acknowledges each.
 func receiveNumbers(t *testing.T, consumer pulsar.Consumer, count int) map[string]int {
 	t.Helper()
 	found := map[string]int{}
@@ -124,7 +124,7 @@ func nothingComes(t *testing.T, consumer pulsar.Consumer) {
 	defer cancel()
 	message, err := consumer.Receive(ctx)
 	if err == nil {
-		t.Fatalf("%q came, and nothing should", message.Payload())
+		t.Fatalf("%q came, but nothing should have", message.Payload())
 	}
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)

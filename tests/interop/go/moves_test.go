@@ -14,8 +14,8 @@ import (
 	"github.com/apache/pulsar-client-go/pulsar"
 )
 
-// story is about consumers that begin in one region and go on in another. What is between, a planned move or the death of
-// the region, is not its business: what was acknowledged does not come again, everything else does.
+// story is about consumers that begin in one region and go on in another. It does not depend on what is between, a
+// planned move or the death of the region: what was acknowledged does not come again, everything else does.
 type story struct {
 	name, topic string
 	publish     func(t *testing.T, here pulsar.Client, topic string)
@@ -27,14 +27,14 @@ func stories() []*story {
 	return []*story{delayed(), outOfOrder(), inKeyOrder(), failover(), cumulative(), batch(), chunks()}
 }
 
-// numbered publishes so many messages, an entry each.
+// numbered publishes count messages, an entry each.
 func numbered(count int) func(*testing.T, pulsar.Client, string) {
 	return func(t *testing.T, here pulsar.Client, topic string) {
 		sendNumbers(t, produce(t, here, pulsar.ProducerOptions{Topic: topic, DisableBatching: true}), count)
 	}
 }
 
-// ackAll acknowledges all at once, each by itself.
+// ackAll acknowledges each message individually, all concurrently.
 func ackAll(t *testing.T, consumer pulsar.Consumer, messages ...pulsar.Message) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -76,7 +76,7 @@ func outOfOrder() *story {
 	}
 }
 
-// inKeyOrder: each of four keys has four messages; of key k the first k are acknowledged before the move.
+// inKeyOrder: each of four keys has four messages; the first k of key k are acknowledged before the move.
 func inKeyOrder() *story {
 	const keys = 4
 	publish := func(t *testing.T, client pulsar.Client, topic string, from, to int) {
@@ -130,7 +130,7 @@ func inKeyOrder() *story {
 			}
 			select {
 			case message := <-came:
-				t.Fatalf("%q came, and nothing should", message.Payload())
+				t.Fatalf("%q came, but nothing should have", message.Payload())
 			case <-time.After(quiet):
 			}
 		},
@@ -231,7 +231,7 @@ func chunks() *story {
 	}
 }
 
-// delayed: the even numbers come at once, the odd ones when they are due, in whatever region.
+// delayed: even numbers come at once, odd ones when they are due, in either region.
 func delayed() *story {
 	var due time.Time
 	return &story{
@@ -261,7 +261,7 @@ func delayed() *story {
 				message := receive(t, consumer)
 				number, err := strconv.Atoi(string(message.Payload()))
 				must(t, err)
-				// The wire has milliseconds.
+				// Times on the wire are in milliseconds.
 				if number%2 == 1 && time.Now().Before(due.Truncate(time.Millisecond)) {
 					t.Fatalf("%d came before it was due", number)
 				}

@@ -83,10 +83,10 @@ func TestAccessModes(t *testing.T) {
 	alone := pulsar.ProducerOptions{Topic: topic, ProducerAccessMode: pulsar.ProducerAccessModeExclusive}
 	first := produce(t, client, alone)
 	if _, err := client.CreateProducer(alone); err == nil {
-		t.Fatal("two producers are alone")
+		t.Fatal("two producers are exclusive")
 	}
 	if _, err := client.CreateProducer(pulsar.ProducerOptions{Topic: topic}); err == nil {
-		t.Fatal("a shared producer came to an exclusive one")
+		t.Fatal("a shared producer joined an exclusive one")
 	}
 	came := make(chan error)
 	go func() {

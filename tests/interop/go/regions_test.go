@@ -19,14 +19,14 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// region is one of those in INTEROP_REGIONS, which has name, service URL and admin URL of each, in words. Tests of several
-// regions have names that begin with TestRegions.
+// region is one of those in INTEROP_REGIONS, which lists name, service URL and admin URL of each, separated by spaces.
+// The names of tests of several regions begin with TestRegions.
 type region struct {
 	name, service string
 	admin         pulsaradmin.Client
 }
 
-// regions are those the tests run on: at least two, the first of which may be killed.
+// regions returns those that the tests run on: at least two, the first of which may be killed.
 func regions(t *testing.T) []region {
 	t.Helper()
 	words := strings.Fields(os.Getenv("INTEROP_REGIONS"))
@@ -45,7 +45,7 @@ func regions(t *testing.T) []region {
 func (r region) connect(t *testing.T) pulsar.Client {
 	t.Helper()
 	logger := logrus.New()
-	logger.SetLevel(logrus.PanicLevel) // one dies on purpose, and its clients say so
+	logger.SetLevel(logrus.PanicLevel) // one is killed on purpose, and its clients log that
 	client, err := pulsar.NewClient(pulsar.ClientOptions{
 		URL: r.service, OperationTimeout: patience, Logger: log.NewLoggerWithLogrus(logger),
 	})
@@ -54,7 +54,7 @@ func (r region) connect(t *testing.T) pulsar.Client {
 	return client
 }
 
-// stats are a subscription's; nil while it is not in the region.
+// stats returns a subscription's statistics; nil while it does not exist in the region.
 func (r region) stats(t *testing.T, topic, subscription string) *utils.SubscriptionStats {
 	t.Helper()
 	stats, err := r.admin.Topics().GetStats(nameOf(t, topic))
@@ -68,7 +68,7 @@ func (r region) stats(t *testing.T, topic, subscription string) *utils.Subscript
 	return nil
 }
 
-// entries stored in the region.
+// entries returns how many entries the region stores.
 func (r region) entries(t *testing.T, topic string) int64 {
 	t.Helper()
 	stats, err := r.admin.Topics().GetInternalStats(nameOf(t, topic))
@@ -79,7 +79,7 @@ func (r region) entries(t *testing.T, topic string) int64 {
 	return stats.NumberOfEntries
 }
 
-// owes waits until the region owes a subscription so many entries; -1: until it is not there.
+// owes waits until the region owes a subscription this many entries; -1: until the subscription does not exist.
 func (r region) owes(t *testing.T, topic, subscription string, count int64) {
 	t.Helper()
 	eventually(t, r.name+" to owe what it should of "+topic, func() bool {
@@ -96,7 +96,7 @@ func ask(t *testing.T, what string, r region) {
 	must(t, answer.Body.Close())
 }
 
-// replicated subscribes to what needs nothing but the flag. An acknowledgement returns when it is durable.
+// replicated subscribes with the flag, which is all that it takes. An acknowledgement returns when it is durable.
 func replicated(t *testing.T, client pulsar.Client, options pulsar.ConsumerOptions) pulsar.Consumer {
 	t.Helper()
 	options.ReplicateSubscriptionState = true
@@ -114,7 +114,7 @@ func take(t *testing.T, consumer pulsar.Consumer, count int) []pulsar.Message {
 	return messages
 }
 
-// takeAll takes exactly these, in whatever order; then nothing comes.
+// takeAll takes exactly these, in any order; then nothing comes.
 func takeAll(t *testing.T, consumer pulsar.Consumer, wanted ...string) {
 	t.Helper()
 	got := []string{}
@@ -154,7 +154,7 @@ func TestRegionsKill(t *testing.T) {
 			return west.entries(t, move.topic) == east.entries(t, move.topic)
 		})
 		move.begin(t, doomed, move.topic)
-		if move.name == "chunks" { // the client does not wait for what it acknowledges of them
+		if move.name == "chunks" { // the client does not wait for the receipts of their acknowledgements
 			west.owes(t, move.topic, "s", 6)
 		}
 	}
@@ -188,8 +188,8 @@ func TestRegionsPlannedMove(t *testing.T) {
 	}
 }
 
-// The copies are replicated as any message, also those of messages that came from the other region. Counts of redelivery
-// are a region's own; how often a message was retried is the copy's.
+// The copies are replicated like any message, also those of messages from the other region. Redelivery counts belong to
+// a region; the count of retries belongs to the copy.
 func TestRegionsDeadLettersAndRetries(t *testing.T) {
 	t.Parallel()
 	where, topic := regions(t), newTopic()
@@ -199,8 +199,8 @@ func TestRegionsDeadLettersAndRetries(t *testing.T) {
 		Topic: topic, Type: pulsar.Shared, RetryEnable: true,
 		DLQ: &pulsar.DLQPolicy{MaxDeliveries: 2, DeadLetterTopic: dead, RetryLetterTopic: retry},
 	}
-	// Without AckWithResponse: the client acknowledges what it copied where it reads its connection, and would wait there
-	// for the answer.
+	// Without AckWithResponse: the client acknowledges what it copied in the goroutine that reads its connection, which
+	// would then wait for the answer.
 	options.ReplicateSubscriptionState, options.NackRedeliveryDelay = true, 100*time.Millisecond
 	here := subscribe(t, east.connect(t), options)
 	sendNumbers(t, produce(t, east.connect(t), pulsar.ProducerOptions{Topic: topic}), 2)
@@ -266,7 +266,7 @@ func TestRegionsShareATopicThatGrows(t *testing.T) {
 		}()
 	}
 	must(t, east.admin.Topics().Update(nameOf(t, topic), 5))
-	// A client that comes now knows all partitions, before some of the consumers do.
+	// A client that connects now knows all partitions, before some of the consumers do.
 	sendNumbers(t, produce(t, east.connect(t), pulsar.ProducerOptions{Topic: topic, DisableBatching: true}), 50)
 	seen := map[string]bool{}
 	for len(seen) < 50 {

@@ -12,11 +12,11 @@ import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.PulsarClient;
 
-/** How checks are made and told, and what they do with producers and consumers of numbered messages: inherited, for a
- * class without a package cannot be imported from. */
+/** Runs and reports checks, and has what they do with producers and consumers of numbered messages. Inherited, because
+ * nothing can be imported from a class without a package. */
 abstract class Checks {
     static final int PATIENCE_SECONDS = 20;
-    /** How long nothing must come before a check believes that nothing comes: longer than the longest barrier. */
+    /** How long nothing must come before a check concludes that nothing will: longer than the longest barrier. */
     static final int QUIET_MS = 300;
 
     interface Check {
@@ -54,7 +54,7 @@ abstract class Checks {
         throw new AssertionError("it was not refused by " + wanted.getSimpleName());
     }
 
-    /** Waits until the value is this; for what no event announces to a client. */
+    /** Waits until the value is this, where no event tells a client. */
     static <T> void becomes(T wanted, String what, Callable<T> value) throws Exception {
         long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(PATIENCE_SECONDS);
         T got = value.call();
@@ -73,7 +73,7 @@ abstract class Checks {
         }
     }
 
-    /** Publishes numbers from one up to, not including, another; an entry each. */
+    /** Publishes the numbers from one up to but excluding another, an entry each. */
     static List<MessageId> publish(PulsarClient client, String topic, int from, int to) throws Exception {
         List<MessageId> ids = new ArrayList<>();
         try (Producer<byte[]> producer = client.newProducer().topic(topic).enableBatching(false).create()) {
@@ -100,7 +100,7 @@ abstract class Checks {
         return Integer.parseInt(new String(message.getData()));
     }
 
-    /** So many messages, unacknowledged. */
+    /** Receives this many messages without acknowledging them. */
     static List<Message<byte[]>> take(Consumer<byte[]> consumer, int count) throws Exception {
         List<Message<byte[]>> messages = new ArrayList<>();
         for (int at = 0; at < count; at++) {
@@ -114,7 +114,7 @@ abstract class Checks {
         equal(message == null ? null : new String(message.getData()), null);
     }
 
-    /** Exactly these come, in whatever order, and are acknowledged; then nothing. */
+    /** Exactly these come, in any order, and are acknowledged; then nothing comes. */
     static void takeNumbers(Consumer<byte[]> consumer, List<Integer> wanted) throws Exception {
         List<Integer> found = new ArrayList<>();
         List<CompletableFuture<Void>> acknowledged = new ArrayList<>();

@@ -23,7 +23,7 @@ import org.apache.pulsar.client.impl.ControlledClusterFailover;
 import org.apache.pulsar.client.impl.SameAuthParamsLookupAutoClusterFailover;
 import org.apache.pulsar.common.policies.data.SubscriptionStats;
 
-/** Clients that move to another region by themselves, with the consumers and producers that they have. */
+/** Clients that move to another region by themselves, with their consumers and producers. */
 final class Following extends Checks {
     private final Region east;
     private final Region west;
@@ -33,7 +33,7 @@ final class Following extends Checks {
         this.west = west;
     }
 
-    /** A client that asks over HTTP which region to use: a move that somebody decides, there and back. */
+    /** A client that asks over HTTP which region to use: a move that an operator decides, there and back. */
     void controlled() throws Exception {
         AtomicReference<String> chosen = new AtomicReference<>(east.serviceUrl());
         HttpServer server = HttpServer.create(new InetSocketAddress(InetAddress.getLoopbackAddress(), 0), 0);
@@ -63,14 +63,14 @@ final class Following extends Checks {
         }
     }
 
-    /** A client that goes to the second region when the first does not answer, and back when it does again. */
+    /** A client that goes to the second region when the first does not answer, and back once it does. */
     static PulsarClient automatic(Region first, Region second) throws Exception {
         return client(AutoClusterFailover.builder().primary(first.serviceUrl()).secondary(List.of(second.serviceUrl()))
                 .failoverDelay(200, MILLISECONDS).switchBackDelay(200, MILLISECONDS).checkInterval(100, MILLISECONDS)
                 .build());
     }
 
-    /** A client that goes where somebody answers when it asks for a topic, to the first region that does. */
+    /** A client that tries a lookup in every region, and goes to the first one that answers. */
     static PulsarClient looking(Region first, Region second) throws Exception {
         return client(SameAuthParamsLookupAutoClusterFailover.builder()
                 .pulsarServiceUrlArray(new String[] {first.serviceUrl(), second.serviceUrl()})
@@ -82,9 +82,9 @@ final class Following extends Checks {
     }
 
     /**
-     * One producer and one consumer each on Shared, Failover with single acknowledgements, and Key_Shared, which are
-     * never closed. In each region ten messages are published, every third stays open and the others are acknowledged
-     * with a receipt; wherever the client is next, exactly the open ones come again.
+     * One producer, and one consumer each on Shared, Failover with individual acknowledgements, and Key_Shared, which
+     * are never closed. In each region ten messages are published; every third stays open, and the others are
+     * acknowledged with a receipt. Wherever the client is next, exactly the open ones come again.
      */
     static final class Walk implements AutoCloseable {
         private final Map<String, Consumer<byte[]>> consumers = new HashMap<>();
@@ -93,7 +93,7 @@ final class Following extends Checks {
         private List<Integer> owed = new ArrayList<>();
         private int published;
 
-        /** The parts: its partitions, or the topic alone. */
+        /** The parts are the topic's partitions, or the topic itself. */
         Walk(PulsarClient client, List<String> parts, String topic) throws Exception {
             this.parts = parts;
             producer = client.newProducer().topic(topic).enableBatching(false).create();
@@ -137,7 +137,7 @@ final class Following extends Checks {
             }
         }
 
-        /** The rest is owed in whatever region is asked next. */
+        /** The open messages are owed in whatever region is asked next. */
         void end() throws Exception {
             for (Consumer<byte[]> consumer : consumers.values()) {
                 consumer.redeliverUnacknowledgedMessages();

@@ -29,7 +29,7 @@ import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.api.TableView;
 
-/** What only the official Java client does, or does in its own way, with a broker: {@code Interop SERVICE_URL ADMIN_URL}. */
+/** What only the official Java client does, or does its own way, with a broker: {@code Interop SERVICE_URL ADMIN_URL}. */
 public final class Interop extends Checks {
     private static final String TOPICS = "persistent://public/default/";
 
@@ -93,7 +93,7 @@ public final class Interop extends Checks {
         }
     }
 
-    /** The client would ask by itself after ten minutes only. */
+    /** By itself, the client would ask only after ten minutes. */
     private void watcher() throws Exception {
         try (Producer<byte[]> first = client.newProducer().topic(TOPICS + "watched-1").create();
                 Consumer<byte[]> consumer = client.newConsumer()

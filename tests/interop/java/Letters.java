@@ -10,7 +10,7 @@ import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.SubscriptionType;
 
-/** Dead-letter and retry topics, which the client makes and fills by itself, when their consumer moves. */
+/** Dead-letter and retry topics, which the client itself creates and fills, when their consumer moves. */
 final class Letters extends Checks {
     private static final int REDELIVERIES = 2;
     private static final int RETRY_MS = 1_500;
@@ -30,7 +30,7 @@ final class Letters extends Checks {
                 .negativeAckRedeliveryDelay(100, TimeUnit.MILLISECONDS);
     }
 
-    /** Gives a message back until it does not come any more; says its counts of redelivery. */
+    /** Gives a message back until it no longer comes; returns its redelivery counts. */
     private static List<Integer> giveUp(Consumer<byte[]> consumer, int number) throws Exception {
         List<Integer> counts = new ArrayList<>();
         Message<byte[]> message = consumer.receive(PATIENCE_SECONDS, TimeUnit.SECONDS);
@@ -43,7 +43,7 @@ final class Letters extends Checks {
         return counts;
     }
 
-    /** The copy is replicated as any message; counts of redelivery are a region's own. */
+    /** The copy is replicated like any message; redelivery counts belong to a region. */
     void deadLetters() throws Exception {
         String topic = Moves.TOPICS + "dead-letters";
         String dead = topic + "-s-DLQ";
@@ -55,7 +55,7 @@ final class Letters extends Checks {
             equal(receive(here).getRedeliveryCount(), 1);
         }
         becomes(1L, "the dead letters in the west", () -> west.entries(dead));
-        // The subscription that the client lets its producer make has no flag, and is there in its region alone.
+        // The subscription that the client has its producer create has no flag, so it exists only in its region.
         equal(east.stats(dead, "first").isReplicated(), false);
         equal(west.stats(dead, "first"), null);
         try (Consumer<byte[]> there = builder(west.client(), topic).subscribe()) {
@@ -73,7 +73,7 @@ final class Letters extends Checks {
         }
     }
 
-    /** The retry topic has the consumer's subscription, with its flag; how often a message was retried moves along. */
+    /** The retry topic has the consumer's subscription, with its flag; the count of retries moves along. */
     void retryLetters() throws Exception {
         String topic = Moves.TOPICS + "retry-letters";
         String retry = topic + "-s-RETRY";

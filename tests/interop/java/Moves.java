@@ -20,16 +20,16 @@ import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 
 /**
- * Consumers of one replicated subscription begin in one region and go on in another. Each kind of subscription is told
- * as a {@link Story} in two parts; what is between them, a planned move or the death of the region, is not its business:
- * what was acknowledged with a receipt does not come again, everything else does.
+ * Consumers of one replicated subscription begin in one region and go on in another. Each kind of subscription has a
+ * {@link Story} in two parts, which does not depend on what happens between them, a planned move or the death of the
+ * region: what was acknowledged with a receipt does not come again, everything else does.
  */
 final class Moves extends Checks {
     static final String TOPICS = "persistent://public/default/";
 
     private Moves() {}
 
-    /** What happens before and after. The first part leaves its consumers open. */
+    /** What happens before and after a move. The first part leaves its consumers open. */
     abstract static class Story {
         final String name;
         final String topic;
@@ -46,7 +46,7 @@ final class Moves extends Checks {
 
         abstract void goOn(PulsarClient there) throws Exception;
 
-        /** Of a consumer that is told when its acknowledgements are durable. */
+        /** For a consumer that is told when its acknowledgements are durable. */
         ConsumerBuilder<byte[]> builder(PulsarClient client, SubscriptionType kind) {
             return replicated(client, topic).subscriptionType(kind).isAckReceiptEnabled(true)
                     .negativeAckRedeliveryDelay(100, TimeUnit.MILLISECONDS);
@@ -75,13 +75,13 @@ final class Moves extends Checks {
                 .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest);
     }
 
-    /** Acknowledges each by itself and waits for the receipts. */
+    /** Acknowledges each message individually, and waits for the receipts. */
     static void acknowledge(Consumer<byte[]> consumer, Collection<Message<byte[]>> messages) throws Exception {
         CompletableFuture.allOf(messages.stream().map(consumer::acknowledgeAsync).toArray(CompletableFuture[]::new))
                 .get(PATIENCE_SECONDS, TimeUnit.SECONDS);
     }
 
-    /** Exactly these come, in this order; each is acknowledged with all before it. */
+    /** Exactly these come, in this order, and are acknowledged cumulatively. */
     private static void takeInOrder(Consumer<byte[]> consumer, Collection<Integer> numbers) throws Exception {
         for (int number : numbers) {
             Message<byte[]> message = receive(consumer);
@@ -129,7 +129,7 @@ final class Moves extends Checks {
         }
     }
 
-    /** Each of six keys has five messages; of key {@code k} the first {@code k} are acknowledged before the move. */
+    /** Each of six keys has five messages; the first {@code k} of key {@code k} are acknowledged before the move. */
     private static final class KeyShared extends Story {
         private static final int KEYS = 6;
 
@@ -239,7 +239,7 @@ final class Moves extends Checks {
         }
     }
 
-    /** R18: what of a batch is acknowledged is so in every region. */
+    /** R18: the messages of a batch that were acknowledged are so in every region. */
     private static final class Batch extends Story {
         Batch(String suffix) {
             super("a batch in part", suffix);
@@ -276,7 +276,7 @@ final class Moves extends Checks {
         }
     }
 
-    /** R18: a message in pieces is acknowledged as a whole. */
+    /** R18: a chunked message is acknowledged as a whole. */
     private static final class Chunks extends Story {
         private final byte[][] bodies = new byte[3][50_000];
 
@@ -315,7 +315,7 @@ final class Moves extends Checks {
         }
     }
 
-    /** The even numbers come at once, the odd ones when they are due, in whatever region. */
+    /** Even numbers come at once, odd ones when they are due, in either region. */
     private static final class Delayed extends Story {
         private static final int DELAY_MS = 3_000;
         private long due;

@@ -8,25 +8,25 @@ import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.PulsarClientException;
 import org.apache.pulsar.common.policies.data.SubscriptionStats;
 
-/** One region: where it is, and what a test asks it. */
+/** One region: its addresses, and what a test asks it. */
 record Region(String name, String serviceUrl, PulsarClient client, PulsarAdmin admin) {
     static Region connect(String name, String serviceUrl, String adminUrl) throws PulsarClientException {
         PulsarAdmin admin = PulsarAdmin.builder().serviceHttpUrl(adminUrl).build();
         return new Region(name, serviceUrl, newClient(serviceUrl), admin);
     }
 
-    /** A client of its own; it looks for its brokers again often, because regions come back soon in tests. */
+    /** A new client, which retries its brokers often, because regions come back soon in tests. */
     static PulsarClient newClient(String serviceUrl) throws PulsarClientException {
         return PulsarClient.builder().serviceUrl(serviceUrl).maxBackoffInterval(500, MILLISECONDS).build();
     }
 
-    /** Entries that a subscription is owed here; -1 while it is not here. */
+    /** Entries that a subscription is owed here; -1 while it does not exist here. */
     long backlog(String topic, String subscription) throws PulsarAdminException {
         SubscriptionStats stats = stats(topic, subscription);
         return stats == null ? -1 : stats.getMsgBacklog();
     }
 
-    /** Statistics of a subscription; null while it is not here. */
+    /** Statistics of a subscription; null while it does not exist here. */
     SubscriptionStats stats(String topic, String subscription) throws PulsarAdminException {
         try {
             return admin.topics().getStats(topic).getSubscriptions().get(subscription);

@@ -9,9 +9,9 @@ import org.apache.pulsar.client.api.PulsarClient;
 
 /**
  * Replicated subscriptions with the official Java client and its admin client, over three regions:
- * {@code Regions CONTROL_URL} and for each region {@code NAME SERVICE_URL ADMIN_URL}. A POST to the control URL's
- * {@code /kill/NAME} and {@code /back/NAME} ends a region with SIGKILL and starts it again, to {@code /pause/NAME} and
- * {@code /resume/NAME} stops its process and lets it go on.
+ * {@code Regions CONTROL_URL}, then {@code NAME SERVICE_URL ADMIN_URL} for each region. At the control URL, a POST to
+ * {@code /kill/NAME} and {@code /back/NAME} kills a region with SIGKILL and restarts it; to {@code /pause/NAME} and
+ * {@code /resume/NAME} stops its process and continues it.
  */
 public final class Regions extends Checks {
     private final String control;
@@ -74,7 +74,7 @@ public final class Regions extends Checks {
         }
     }
 
-    /** A region that takes connections and answers nobody: the client goes to another one, and back. */
+    /** A region that accepts connections but never answers: the client goes to another one, and back. */
     private void hang() throws Exception {
         String topic = Moves.TOPICS + "hung";
         try (PulsarClient moving = Following.looking(east, west);

@@ -18,7 +18,7 @@ import org.apache.pulsar.client.api.PulsarClientException;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.impl.MessageIdImpl;
 
-/** What is done to a replicated subscription or its topic in one region with the admin client, seen from the other. */
+/** What the admin client does to a replicated subscription or its topic in one region, seen from the other one. */
 final class Steering extends Checks {
     private final Region east;
     private final Region west;
@@ -34,7 +34,7 @@ final class Steering extends Checks {
         }
     }
 
-    /** R12: skipping acknowledges, going back rewinds, in every region. R14: what expired did so in one region. */
+    /** R12: skipping acknowledges and going back rewinds, in every region. R14: expiry is one region's own. */
     void cursors() throws Exception {
         String topic = Moves.TOPICS + "steered";
         Topics here = east.admin().topics();
@@ -71,7 +71,7 @@ final class Steering extends Checks {
         owedEverywhere(topic, 10);
     }
 
-    /** Ids differ by region, and the same time leads to the same message. */
+    /** Ids differ by region, but the same time leads to the same message. */
     private void places(String topic, long middle) throws Exception {
         for (Region region : List.of(east, west)) {
             MessageId found = region.admin().topics().getMessageIdByTimestamp(topic, middle);
@@ -87,8 +87,8 @@ final class Steering extends Checks {
     }
 
     /**
-     * R13: consumers elsewhere are sent away and get the messages again. Those that acknowledge cumulatively have to be
-     * opened anew: clients drop what they acknowledged so, as long as the consumer is the same, and it stays owed.
+     * R13: consumers elsewhere are disconnected and get the messages again. Those that acknowledge cumulatively must be
+     * reopened: as long as it is the same consumer, clients drop what it acknowledged that way, and it stays owed.
      */
     void rewinds() throws Exception {
         String topic = Moves.TOPICS + "rewound";
@@ -115,7 +115,7 @@ final class Steering extends Checks {
         there.close();
     }
 
-    /** R16: neither the client nor the API removes it while the other region has consumers; then it is gone in both. */
+    /** R16: neither client nor API removes it while the other region has consumers; then it is gone in both. */
     void unsubscribing() throws Exception {
         String topic = Moves.TOPICS + "unsubscribed";
         Consumer<byte[]> here = Moves.replicated(east.client(), topic).subscribe();
@@ -138,7 +138,7 @@ final class Steering extends Checks {
         becomes(-1L, "the other subscription in the west", () -> west.backlog(topic, "forced"));
     }
 
-    /** R17: the flag is the same in every region; what each acknowledged meanwhile counts in all when it is on again. */
+    /** R17: every region has the same flag. Once it is on again, what each acknowledged meanwhile counts in all. */
     void replicatedStatus() throws Exception {
         String topic = Moves.TOPICS + "flagged";
         publish(east.client(), topic, 0, 10);
@@ -157,7 +157,7 @@ final class Steering extends Checks {
         return region.admin().topics().getReplicatedSubscriptionStatus(topic, "s").get(topic);
     }
 
-    /** R15: consumers in both regions share a topic while it grows; each message comes in one of them, or in both. */
+    /** R15: consumers in both regions share a topic while it grows; each message comes in one region, or in both. */
     void growth() throws Exception {
         String topic = Moves.TOPICS + "growing";
         east.admin().topics().createPartitionedTopic(topic, 2);

@@ -157,7 +157,7 @@ def test_neither_found_nor_absent_is_asked_again_and_never_guessed() -> None:
     for _ in range(ASKED_MAX):
         assert stage.told == []
         stage.ask.pass_time()
-    assert isinstance(stage.error, LedgerUnreadable) and "b, c did not say" in str(stage.error)
+    assert isinstance(stage.error, LedgerUnreadable) and "b, c gave no clear answer" in str(stage.error)
     assert stage.store.now.metadata.state is LedgerState.IN_RECOVERY
 
 

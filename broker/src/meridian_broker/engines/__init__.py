@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What implements the ports: local log files, BookKeeper, SQLite, etcd, S3, memory.
+"""Implementations of the ports: local log files, BookKeeper, SQLite, etcd, S3, memory.
 
 Other rooms import only these modules of it::
 

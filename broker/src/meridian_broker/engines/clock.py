@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock that leases are measured by. It includes time in which the machine is suspended, as the store's does."""
+"""The clock for leases. Like the store's, it keeps counting while the machine is suspended."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def monotonic() -> float:
 
 
 def monotonic_ms() -> int:
-    """The same in whole milliseconds."""
+    """``monotonic`` in whole milliseconds."""
     return time.clock_gettime_ns(_CLOCK) // 1_000_000

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens ledgers that another process writes: the export's child reads what its broker stored.
 
-The broker describes its storage in one argument of the child, which is no secret: it names files with credentials
-instead of repeating them.
+The broker describes its storage in one argument of the child. The argument is not secret: it names the files with
+credentials and never contains them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meridian_broker.ledgers.store import LedgerError
 async def open_outside(described: str) -> OutsideLedgers:
     """
     :param described: ``LedgerStorage.outside``.
-    :raises LedgerError: the storage is away.
+    :raises LedgerError: the storage cannot be reached.
     """
     storage = json.loads(described)
     if "near" in storage:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ledger store that never forgets a deletion: of ledgers that are still being read, and of those that fail.
+"""A ledger store that never forgets a deletion, even of a ledger that is still being read or when the disk refuses.
 
-The export names ledgers to a child process that reads them from disk later; trimming and topic deletion must
-not wait for it, nor delete the ledgers while it reads. So the deletion is recorded, in a file too, and executed
-when the last hold ends, or at the next start: ids are never reused (R1), so doing it late deletes nothing else.
-A deletion that the disk refuses is recorded, too, and retried later: its caller no longer references the ledger.
+The export names ledgers to a child process that reads them from disk later. Trimming and topic deletion must neither
+wait for it nor delete the ledgers while it reads. So the deletion is recorded, also in a file, and carried out when the
+last hold ends, or at the next start: ids are never reused (R1), so a late deletion hits nothing else. A deletion that
+the disk refuses is recorded, too, and retried later, because its caller no longer references the ledger.
 
-Each line of the file is an id and its checksum. Without it, a digit that the disk damaged could name a ledger in use.
+Each line of the file is an id and its checksum. Without the checksum, a damaged digit could name a ledger in use.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ log = logging.getLogger(__name__)
 
 
 RETRIES: Final = 100
-"""Deletions that failed tried again at a time."""
+"""Failed deletions that one call retries."""
 
 
 class PinnedLedgers:
     """Any ``LedgerStore`` with holds. See the module's text."""
 
     def __init__(self, store: LedgerStore, note: Path | None, scheduler: Scheduler) -> None:
-        """:param note: file with the ids of ledgers to be deleted. None: what a stop interrupts is found otherwise."""
+        """
+        :param note: file with the ids of ledgers to be deleted. None: the store finds interrupted deletions otherwise.
+        """
         self._store = store
         self._note = note
         self._scheduler = scheduler
@@ -43,10 +45,10 @@ class PinnedLedgers:
         """The content of the file."""
         self._is_noting = False
         self._refused = False
-        """The note could not be written the last time."""
+        """The last attempt to write the note failed."""
 
     async def finish_deletions(self) -> None:
-        """Delete ledgers that were held when the process ended. Call it once, before anything is held."""
+        """Carry out the deletions that were pending when the process ended. Call it once, before anything is held."""
         if self._note is None:
             return
         try:
@@ -54,13 +56,13 @@ class PinnedLedgers:
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("%s cannot be read (%s): the space of ledgers listed in it is not freed", self._note, error)
+            log.warning("%s cannot be read (%s): the space of the ledgers listed in it is not freed", self._note, error)
             return
         noted = {int(line.split()[0]) for line in lines if _is_whole(line)}
         if len(noted) < len(lines):
             damaged = len(lines) - len(noted)
             log.warning(
-                "%s is damaged in %d of %d lines: the space of their ledgers is not freed",
+                "%s has %d damaged lines of %d: the space of their ledgers is not freed",
                 self._note,
                 damaged,
                 len(lines),
@@ -111,8 +113,8 @@ class PinnedLedgers:
             self._scheduler.defer(self._write_note)
 
     def _write_note(self) -> None:
-        """Write ``_waiting`` to the file. It is a hint: without its last write, ledgers whose deletion a stop
-        interrupts keep their space. So it is not synced, and a full disk, where deleting matters most, is no obstacle.
+        """Write ``_waiting`` to the file. It is a hint: if the last write is lost, ledgers whose deletion a stop
+        interrupted keep their space. So it is not synced, and a full disk, where deleting matters most, is no obstacle.
         """
         self._is_noting = False
         if self._note is None or self._waiting == self._noted:
@@ -142,7 +144,7 @@ class PinnedLedgers:
         return await self._store.recover(ledger_id, fence)
 
     async def delete(self, ledger_id: int) -> None:
-        """Delete it now, or record that it is to be deleted when the last hold ends or when the disk allows it."""
+        """Delete it now, or record that it must be deleted once the last hold ends or the disk allows it."""
         self._waiting.add(ledger_id)
         if self._holds[ledger_id]:
             self._write_note()

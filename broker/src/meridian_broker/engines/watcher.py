@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One watch of a metadata store inside this process: a bounded queue of transactions, or the reason why it ended."""
+"""One in-process watch of a metadata store: a bounded queue of transactions, or the reason why it ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from meridian_broker.metadata.store import Change, MetadataError
 
 WATCH_QUEUE: Final = 1024
-"""Transactions a watcher may lag behind. Beyond that it has to scan again."""
+"""Transactions that a watcher may lag behind. Beyond that, it has to scan again."""
 
 
 class Watcher:
@@ -23,7 +23,7 @@ class Watcher:
         self._failure: Exception | None = None
 
     def offer(self, changes: list[Change]) -> None:
-        """The changes of one transaction; those elsewhere are left out."""
+        """Queue the changes of one transaction below the prefix."""
         mine = [change for change in changes if change.path.startswith(self._prefix)]
         if not mine or self._failure is not None:
             return
@@ -37,10 +37,10 @@ class Watcher:
         self._queue.put_nowait(mine)
 
     def fail(self, error: Exception) -> None:
-        """Nothing more comes."""
+        """End the watch: ``next`` raises this from now on."""
         if self._failure is None:
             self._failure = error
-            self._queue.put_nowait(None)  # wakes the waiting caller; one place is kept free for it
+            self._queue.put_nowait(None)  # wake the waiting caller; one place is reserved for this
 
     async def next(self) -> list[Change]:
         """:raises MetadataError: the watch has ended."""

@@ -8,7 +8,7 @@ Each move interrupts the clients of a bundle for a moment, so there are two reas
 - A broker is overloaded while another one is not. It hands over the largest bundle that leaves the other broker below
   itself, so no two brokers ever pass a bundle back and forth. Then it waits until the loads have been measured again.
 
-Pure: each broker looks once a second at what it knows of all.
+Pure: once a second, each broker looks at what it knows about all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from meridian_broker.ownership.bundles import Bundle
 from meridian_broker.ownership.placement import Candidate, to_hand_over, to_relieve
 
 SETTLE_SECONDS: Final = 60.0
-"""How long a broker whose bundles have changed hands none over because of its load: several measurements, smoothed."""
+"""How long a broker hands over no bundle because of its load after its bundles changed: several smoothed
+measurements."""
 
 
 class Balance:
@@ -42,11 +43,11 @@ class Balance:
         members: Hashable,
         now: float,
     ) -> tuple[Bundle, str] | None:
-        """A bundle to hand over, and to which broker; None: nothing moves now.
+        """A bundle to hand over, and the broker that gets it; None: nothing moves now.
 
-        :param mine: the bundles that this broker owns, with their traffic in any one unit; 0: unknown.
+        :param mine: the bundles that this broker owns, with their traffic, all in the same unit; 0: unknown.
         :param members: a value that changes when a broker joins, restarts or leaves, or a bundle is made or split.
-        :param now: a monotone time in seconds.
+        :param now: monotonic time in seconds.
         """
         if members != self._members:
             self._members, self._is_spreading = members, True

@@ -47,7 +47,7 @@ class Bundle:
         return self.lower <= place < self.upper or place == self.upper == LAST
 
     def has(self, topic: str) -> bool:
-        """Whether the topic of that full name belongs to it. Callers ask about all topics, so no name is parsed."""
+        """Whether the topic with this full name belongs to it. Callers ask about every topic, so no name is parsed."""
         return topic.partition("://")[2].startswith(f"{self.namespace}/") and crc32(topic.encode()) in self
 
     def parts(self, border: int) -> tuple[Bundle, Bundle]:

@@ -5,8 +5,8 @@ Each one checks that the bundle still exists: the borders of a namespace are a s
 broker that looks up one of its topics. So two brokers never own overlapping ranges. A claim also advances the region's
 term counter, so its fence is greater than that of every earlier term.
 
-When the outcome of a write is unknown, asking again settles it: an owner's record names the *session* of a broker,
-which is one lease of one process.
+A write whose outcome is unknown can safely be repeated: an owner's record names the *session* of a broker, which is
+one lease of one process.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from meridian_broker.ownership.terms import Term
 ATTEMPTS: Final = 64
 """How often a transaction is attempted while other brokers keep getting in first."""
 MANY: Final = 60
-"""Bundles claimed in one transaction: each takes two operations, and two checks if no other one is in its namespace,
-and etcd allows 128 of either. A broker that died had many. Those that come with a later transaction wait until etcd has
-answered for the topics that are opened meanwhile."""
+"""Bundles claimed in one transaction. Each takes two operations, and two checks if it is the only one of its namespace;
+etcd allows 128 of either. A broker that dies leaves many to claim, and a later transaction waits while etcd serves the
+topics opened by the earlier ones."""
 
 
 class OwnedElsewhere(Exception):
@@ -96,8 +96,8 @@ class Claims:
     async def claim(
         self, bundles: Sequence[Bundle], session: str, lease: int
     ) -> dict[Bundle, Term | OwnedElsewhere | NoSuchBundle]:
-        """Own bundles for as long as the lease is valid: ``MANY`` at most. Idempotent: what was claimed before is
-        returned. Those that this session cannot own come with the reason.
+        """Claim bundles, ``MANY`` at most, for as long as the lease is valid. Idempotent: a bundle claimed before is
+        returned with its term. Those that this session cannot own are returned with the reason.
 
         :raises MetadataError: it is unknown which were claimed.
         """
@@ -120,7 +120,7 @@ class Claims:
         raise Contended(f"claiming {bundles[0]}: other brokers got in first {ATTEMPTS} times: try again later")
 
     async def _next_fence(self) -> tuple[int, Check]:
-        """A fence that no term had so far, nor a greater one, and the check that this is still so."""
+        """A fence greater than that of every term so far, and the check that it still is."""
         counter = await self._store.get(paths.FENCE)
         newest = 0 if counter is None else int(decode(paths.FENCE, counter.value)[0])
         first = max(newest, await self._floor()) + 1
@@ -129,7 +129,7 @@ class Claims:
     async def _standing(
         self, bundles: Sequence[Bundle], session: str
     ) -> tuple[dict[Bundle, Term | OwnedElsewhere | NoSuchBundle], list[Bundle], list[Check]]:
-        """What is decided about these bundles, those that nobody owns, and the checks that they are still free."""
+        """The outcome for those that are owned or gone, the free ones, and the checks that these are still free."""
         namespaces = sorted({bundle.namespace for bundle in bundles})
         records = await self._store.get_many(
             [*map(paths.owner, bundles), *(paths.bundles(namespace) for namespace in namespaces)]
@@ -153,9 +153,9 @@ class Claims:
         return found, free, checks
 
     async def _exists(self, bundle: Bundle, borders: dict[str, Record | None]) -> bool:
-        """Whether its namespace is divided there.
+        """Whether it is a bundle of its namespace.
 
-        :param borders: the records of namespaces as they were read; one that was missing is created, and added.
+        :param borders: the records of namespaces as read; a missing one is created, and added.
         """
         record = borders[bundle.namespace]
         if record is None:
@@ -164,10 +164,9 @@ class Claims:
         return record is not None and _parsed(bundle.namespace, record).at(bundle.lower) == bundle
 
     async def reserve(self, count: int) -> int:
-        """Take so many fences for terms that this broker is about to hand to others; returns the first one.
+        """Take ``count`` fences for the next owners of bundles that this broker hands over; returns the first one.
 
-        The next term of a bundle that this broker owns may have it: whoever else gets the bundle afterwards takes a
-        greater one.
+        This is safe because any later owner of these bundles takes a greater fence.
 
         :raises MetadataError: the store did not answer.
         """
@@ -185,21 +184,21 @@ class Claims:
         await self._store.transact([Check(paths.owner(bundle), term.version)], [Put(paths.wish(bundle), encode(to))])
 
     async def transfer(self, bundle: Bundle, term: Term, to: BrokerRecord, fence: int) -> None:
-        """End a term and begin that of the next owner, in one write. The announcement stays until that broker removes
-        it (``arrived``).
+        """End a term and begin the next owner's in one write. The announcement stays until that broker removes it
+        (``arrived``).
 
         :param fence: was reserved during the term that ends.
-        :raises LeaseExpired: that broker is not alive. The term goes on.
-        :raises MetadataError: it is unknown whether it ended; it will with the lease at the latest.
+        :raises LeaseExpired: that broker is not alive. The term continues.
+        :raises MetadataError: it is unknown whether the term ended; it ends with the lease at the latest.
         """
         if to.lease is None:
             raise LeaseExpired(f"{to.broker} does not name its lease")
         path, owner = paths.owner(bundle), OwnerRecord(to.broker, to.session, fence)
-        announced = Put(paths.wish(bundle), encode(to.broker))  # again: by this it is told from what it owned before
+        announced = Put(paths.wish(bundle), encode(to.broker))  # again: the next owner serves only what is announced
         await self._store.transact([Check(path, term.version)], [Put(path, owner.encode(), to.lease), announced])
 
     async def arrived(self, bundle: Bundle, term: Term) -> None:
-        """A bundle that was handed to this broker has arrived; does nothing if its term is over.
+        """Note that a bundle handed to this broker has arrived; does nothing if its term is over.
 
         :raises MetadataError: the store did not answer.
         """
@@ -209,7 +208,7 @@ class Claims:
         """End a term, so that other brokers may claim the bundle.
 
         :param to: the broker that should be the next owner; empty: any.
-        :raises MetadataError: it is unknown whether it ended; it will with the lease at the latest.
+        :raises MetadataError: it is unknown whether the term ended; it ends with the lease at the latest.
         """
         path = paths.owner(bundle)
         wish = [Put(paths.wish(bundle), encode(to))] if to else []

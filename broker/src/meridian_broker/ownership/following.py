@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This broker's watch of who owns what, and what follows for its own bundles from what it sees there."""
+"""Watches who owns what in the region, and updates this broker's own bundles accordingly."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Following:
     ) -> None:
         """
         :param seen: called after the view changed, with the namespaces in which it did, or None for all.
-        :param waiting: those who wait for a bundle to be handed to this broker.
-        :param leaving: those who wait until a bundle has arrived at the next broker.
+        :param waiting: requests that wait for a bundle to be handed to this broker.
+        :param leaving: moves that wait until a bundle has arrived at the next broker.
         """
         self._store = store
         self._scheduler = scheduler
@@ -54,7 +54,7 @@ class Following:
         self._waiting = waiting
         self._leaving = leaving
         self._arriving: set[Bundle] = set()
-        """Bundles that were handed to this broker, and whose topics it is opening."""
+        """Bundles handed to this broker whose topics it is opening."""
 
     async def begin(self) -> None:
         """Read who owns what. :raises MetadataError: the store does not answer."""
@@ -77,7 +77,7 @@ class Following:
                     for bundle in touched:
                         self._look(bundle)
             except MetadataError as error:
-                log.warning("changes of bundle owners go unnoticed for now: %s", error)
+                log.warning("watching bundle owners failed, so changes go unnoticed; retrying: %s", error)
                 await later(self._scheduler, RETRY_SECONDS)
 
     def _look(self, bundle: Bundle) -> None:
@@ -97,9 +97,9 @@ class Following:
             self._holding.verify(bundle)
 
     def _look_at_own(self, bundle: Bundle, owner: OwnerRecord) -> None:
-        """This broker is on record as the owner. If another one handed the bundle over, it is served from now on.
+        """This broker is on record as the owner. If another one handed the bundle over, serve it from now on.
 
-        What this broker claims or splits by itself is not announced. The watch may also tell of a term that is over.
+        Bundles that this broker claims or splits itself are not announced. The watch may report a term that is over.
         """
         holding, member = self._holding, self._membership
         view, terms = holding.view, holding.terms
@@ -118,7 +118,7 @@ class Following:
         try:
             await self._holding.topics.open(bundle)
             if self._holding.terms.term(bundle) is term and bundle not in self._holding.heirs:
-                with suppress(MetadataError):  # nothing depends on it: the other broker waits no longer than a while
+                with suppress(MetadataError):  # best effort: the other broker's wait is bounded
                     await self._claims.arrived(bundle, term)
         finally:
             self._arriving.discard(bundle)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How this broker gives bundles up: one that goes to another broker, and all of them before it stops."""
+"""How this broker gives bundles up: a single one to another broker, and all of them before it stops."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from meridian_broker.ownership.terms import Action, Event, Term
 from meridian_broker.ownership.waiting import Waiting
 
 ARRIVAL_SECONDS: Final = 1.0
-"""How long a broker that stops waits until the next owner has opened a bundle's topics, before it goes on."""
+"""How long a stopping broker waits for the next owner to open a bundle's topics before it goes on."""
 PACED_SECONDS: Final = 10.0
-"""After how long a broker that stops does so no more: whatever the number of bundles, it has to end in time."""
+"""After this time a stopping broker no longer waits for next owners: it must end in time, however many bundles it
+has."""
 MOVES: Final = 4
-"""How many bundles a broker that stops hands over at once, from the moment when clients are sent away until the next
-owner has opened the topics. Each move has pauses, in which others make progress; but the more there are, the longer
-each takes, and its clients wait."""
+"""Bundles that a stopping broker hands over at once: from sending clients away until the next owner has opened the
+topics. Moves pause, and others use the pauses; but the more run at once, the longer each takes while its clients
+wait."""
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class HandingOver:
         """Prepare to stop: take no more bundles, and announce the brokers that get the present ones."""
         member, holding = self._membership, self._holding
         member.is_stopping = True
-        async with self._alone:  # waits for a claim or split that is under way
+        async with self._alone:  # wait for a claim or split under way
             lease = member.lease
         if lease is None:
             return
@@ -75,7 +76,7 @@ class HandingOver:
         await run_all(self._scheduler, moves, "hand a bundle over", at_once=MOVES)
 
     async def _move(self, bundle: Bundle, to: str, until: float) -> None:
-        """Hand a bundle over, and wait until it has arrived, unless that is over."""
+        """Hand a bundle over, and wait until it has arrived unless ``until`` has passed."""
         await self.give_up(bundle, to)
         view = self._holding.view
         if self._now() < until and view.wishes.get(bundle) == to and view.alive(to) is not None:
@@ -99,7 +100,7 @@ class HandingOver:
         """
         holding = self._holding
         if bundle in holding.changing:
-            async with self._alone:  # the split that is under way ends first: then its parts take the bundle's place
+            async with self._alone:  # a split under way ends first: then its parts replace the bundle
                 pass
         term = holding.terms.held(bundle)
         if term is None or holding.terms.happens(bundle, Event.GIVE_UP) is not Action.CLOSE:
@@ -115,17 +116,17 @@ class HandingOver:
             return  # the term ended meanwhile: its topics were dropped, and a later one's may be open
         if holding.terms.happens(bundle, Event.CLOSED) is not Action.RELEASE:
             return
-        holding.changing.add(bundle)  # it is not acquired again while its record is being removed
+        holding.changing.add(bundle)  # not acquired again while its record is being removed
         try:
             await self._pass_on(bundle, term, heir)
             log.info("gave up %s in term %d", bundle, term.fence)
         except MetadataError as error:
-            log.warning("gave up %s, but the store may not know it yet: %s", bundle, error)
+            log.warning("gave up %s, but may not have recorded it in the metadata store: %s", bundle, error)
         finally:
             holding.changing.discard(bundle)
 
     async def _pass_on(self, bundle: Bundle, term: Term, heir: Heir) -> None:
-        """Record the next owner, or that it has to claim the bundle, or that any broker may."""
+        """Record the next owner, or which broker, if not any, should claim the bundle."""
         to = self._holding.view.alive(heir.broker)
         if to is not None and heir.fence:
             with suppress(LeaseExpired):
@@ -134,7 +135,7 @@ class HandingOver:
         await self._claims.release(bundle, term, heir.broker)
 
     async def _announce(self, going: Mapping[Bundle, str]) -> None:
-        """Send clients to the next owners from now on: they wait there until these own the bundles."""
+        """From now on, send clients to the next owners, where they wait until these own the bundles."""
         heirs = self._holding.heirs
         heirs |= {bundle: Heir(to) for bundle, to in going.items()}
         if not going:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This broker among the region's brokers: the lease on which all that it owns depends, and its record.
+"""This broker among the region's brokers: its record, and the lease that everything it owns depends on.
 
-While the store cannot be reached the lease goes on until it ends by this broker's own clock, which is before another
-broker may start. Then everything is dropped, and there is a new lease as soon as the store answers.
+While the store cannot be reached, the lease lasts until it ends by this broker's own clock, which is before another
+broker may take over. Then everything is dropped, and a new lease is taken as soon as the store answers.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from meridian_broker.ownership.records import BrokerRecord
 RETRY_SECONDS: Final = 1.0
 """Pause before a failed request to the store is repeated."""
 LOOKS_PER_LEASE: Final = 20
-"""How often the broker checks its lease within one lease time: the store may end it early."""
+"""Checks of the lease within one lease time: the store may end it early."""
 NOTICEABLE: Final = 0.05
-"""Change of load that the other brokers are told: each report is a write to the store that all of them see."""
+"""Smallest change of load that is reported: each report is a write to the store that every other broker sees."""
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Membership:
     ) -> None:
         """
         :param described: returns this broker's record, given the name of its lease and whether it is about to stop.
-        :param ended: called when the lease has ended, before anything else happens.
+        :param ended: called first when the lease has ended.
         """
         self.described = described
         self.lease: Lease | None = None
@@ -48,7 +48,7 @@ class Membership:
         self.me: BrokerRecord | None = None
         """What the other brokers know of this one; None: it has no lease."""
         self.is_stopping = False
-        """It takes no more bundles, and no other lease after this one."""
+        """This broker takes no more bundles, and no new lease after this one."""
         self._store = store
         self._scheduler = scheduler
         self._lease_seconds = lease_seconds
@@ -100,7 +100,8 @@ class Membership:
             self.me = me
 
     async def keep(self) -> None:
-        """Keep a lease: get one when there is none, and tell when it ends. Returns once there is none any more."""
+        """Keep a lease: take one when there is none, and call ``ended`` when it ends. Returns once the broker is
+        stopping and has none."""
         while True:
             if (lease := self.lease) is None:
                 if self.is_stopping:
@@ -108,7 +109,7 @@ class Membership:
                 try:
                     await self.register()
                 except MetadataError as error:
-                    log.warning("this broker cannot own topics: %s", error)
+                    log.warning("this broker cannot own topics until it gets a lease: %s", error)
                     await later(self._scheduler, RETRY_SECONDS)
                 continue
             left = lease.valid_until() - self._now()

@@ -36,10 +36,10 @@ from meridian_broker.ownership.waiting import Waiting
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 HAND_OVER_SECONDS: Final = 5.0
-"""How long a request waits at a bundle's next owner for the hand-over. It is not refused at once because refused
+"""How long a request waits at a bundle's next owner for the hand-over. It is not refused at once, because refused
 clients back off exponentially."""
 LOCATE_ATTEMPTS: Final = 4
-"""How often a lookup is attempted while its bundle keeps being split."""
+"""Attempts of a lookup while its bundle keeps being split."""
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +94,8 @@ class BundleOwner:
             self._going.leaving,
         )
         self.on_seen: Callable[[Collection[str] | None], None] = lambda _: None
-        """Called after ``view`` changed, with the namespaces in which it did, or None for all; the brokers may have
-        changed, too. Also, with None, when the lease has ended: ``view`` may be old from then on."""
+        """Called after ``view`` changed, with the namespaces that changed, or None for all; the brokers may have
+        changed, too. Also called, with None, when the lease has ended: ``view`` may be stale from then on."""
 
     def bind(self, topics: BundleTopics) -> None:
         """Set what opens and closes topics. :raises RuntimeError: it was set before."""
@@ -187,13 +187,13 @@ class BundleOwner:
         try:
             async with self._alone:
                 if (term := self.term(bundle)) is not None:
-                    return term  # whoever had its turn before claimed it, too
+                    return term  # claimed together with the bundle of an earlier request
                 return await self._claim(bundle)
         finally:
             self._wanted.pop(bundle, None)
 
     async def _claim(self, bundle: Bundle) -> Term:
-        """Claim a bundle, and with it others that requests wait for. As ``acquire``."""
+        """As ``acquire``; also claims other bundles that requests wait for."""
         lease, me = self._membership.valid(), self._membership.me
         if lease is None or me is None or self._membership.is_stopping:
             raise NotServing("this broker is stopping or cut off from its metadata store: look the topic up again")
@@ -223,7 +223,7 @@ class BundleOwner:
     def _claimed(self, bundle: Bundle, outcome: Term | Exception, *, is_valid: bool) -> None:
         """The store decided on a claim.
 
-        :param is_valid: the lease under which it was claimed still is.
+        :param is_valid: the lease that it was claimed under is still valid.
         """
         if isinstance(outcome, Exception):
             self._holding.terms.happens(bundle, Event.REFUSED)
@@ -284,7 +284,7 @@ class BundleOwner:
             return Found(owner, True)
         chosen = me if authoritative and not self._membership.is_stopping else self.view.chosen(bundle)
         if me is None or chosen is None:
-            raise NotServing("no broker of the region can take the topic now: look it up again")
+            raise NotServing("no broker of this region can take the topic now: look it up again")
         if chosen.broker != me.broker:
             return Found(chosen, False)
         try:
@@ -297,9 +297,9 @@ class BundleOwner:
         return Found(me, True)
 
     def when_moved(self, topic: TopicName, broker: BrokerRecord, moved: Callable[[], None]) -> bool:
-        """Call ``moved`` once another broker than this one may own the topic, as far as seen, or after a while.
+        """Call ``moved`` once a broker other than ``broker`` may own the topic, as far as seen, or after a while.
 
-        :returns: False: it is not that broker's any more, so ``moved`` is not called.
+        :returns: False: ``broker`` no longer owns it, so ``moved`` is not called.
         """
         bundles = self.view.bundles.get(topic.namespace_name)
         bundle = None if bundles is None else bundles.of(topic)
@@ -321,7 +321,7 @@ class BundleOwner:
         return None if bundles is None else self._holding.next_owner(bundles.of(topic))
 
     async def take_vacant(self) -> None:
-        """Acquire what ``vacant`` names, many in one transaction; what cannot be acquired now is left to the next call.
+        """Acquire the ``vacant`` bundles, many per transaction; those that cannot be had now are left to the next call.
 
         :raises MetadataError: the store did not answer.
         """
@@ -336,7 +336,7 @@ class BundleOwner:
         await run_all(self._scheduler, jobs, "take a bundle without an owner", at_once=MANY)
 
     def vacant(self) -> list[Bundle]:
-        """The bundles that have no owner, as far as known, and that this broker should take."""
+        """The bundles that this broker should take because they have no known owner."""
         if (me := self._membership.me) is None or self._membership.is_stopping:
             return []
         every = [bundle for bundles in self.view.bundles.values() for bundle in bundles.every()]
@@ -344,14 +344,14 @@ class BundleOwner:
         return [one for one in free if (chosen := self.view.chosen(one)) is not None and chosen.broker == me.broker]
 
     async def release_strays(self) -> None:
-        """Release the bundles that are recorded as this broker's although it does not own them: the store executed a
-        claim or a split whose answer was lost, or missed a release. No broker can take them otherwise.
+        """Release bundles recorded as this broker's that it does not own: the store executed a claim or a split whose
+        answer was lost, or missed a release. Otherwise no broker could take them.
 
         :raises MetadataError: the store did not answer.
         """
         if not self._strays():
             return
-        async with self._alone:  # no claim or split is under way: what the store says of free bundles is final
+        async with self._alone:  # no claim or split is under way: what the store says about free bundles is final
             for bundle, session in self._strays():
                 await self._claims.disown(bundle, session)
 
@@ -365,7 +365,7 @@ class BundleOwner:
     def next_move(self, traffic: Mapping[Bundle, float]) -> tuple[Bundle, str] | None:
         """A bundle to hand to another broker, and that broker; None: none. See ``balancing.py``.
 
-        :param traffic: of this broker's bundles, as far as it was measured.
+        :param traffic: of those of this broker's bundles that were measured.
         """
         if (me := self._membership.me) is None or self._membership.is_stopping:
             return None

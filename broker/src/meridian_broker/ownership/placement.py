@@ -22,11 +22,11 @@ from meridian_broker.ownership.bundles import Bundle
 SLACK: Final = 1.25
 """A broker with at most this multiple of the average still gets bundles. Lower balances better and moves more."""
 BUSY: Final = 0.85
-"""Share of its capacity from which on a broker gets no bundle while another broker is below it."""
+"""A broker that uses at least this share of its capacity gets no bundle while another broker uses less."""
 RELIEF: Final = 0.3
-"""Difference in load from which on a busy broker hands a bundle over: below it, hardly anybody would notice."""
+"""Smallest difference in load for which a busy broker hands a bundle over: below it, hardly anybody would notice."""
 LEAST_RELIEF: Final = 0.02
-"""Share of a broker's capacity below which moving a bundle is not worth the interruption."""
+"""A bundle that uses less than this share of a broker's capacity is not worth the interruption of a move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def choose(bundle: Bundle, candidates: Collection[Candidate]) -> str | None:
 
 
 def divide(bundles: Iterable[Bundle], candidates: Collection[Candidate]) -> dict[Bundle, str]:
-    """The broker that should take each of the bundles, which become free together; empty without candidates."""
+    """The broker that should take each of these bundles, which become free together; empty without candidates."""
     found: dict[Bundle, str] = {}
     by_name = {one.broker: one for one in candidates}
     for bundle in sorted(bundles):
@@ -58,7 +58,7 @@ def divide(bundles: Iterable[Bundle], candidates: Collection[Candidate]) -> dict
 
 
 def to_hand_over(mine: Collection[Bundle], me: str, candidates: Collection[Candidate]) -> tuple[Bundle, str] | None:
-    """A bundle of this broker that another one should get, and that broker; None: nothing should be handed over.
+    """A bundle of this broker that another one should get, and that broker; None: none.
 
     :param mine: the bundles that this broker owns.
     """
@@ -73,9 +73,9 @@ def to_hand_over(mine: Collection[Bundle], me: str, candidates: Collection[Candi
 
 
 def to_relieve(mine: Mapping[Bundle, float], me: str, candidates: Collection[Candidate]) -> tuple[Bundle, str] | None:
-    """A bundle that this broker should hand over because of its load, and to which broker; None: none.
+    """A bundle that this broker should hand over because of its load, and the broker that gets it; None: none.
 
-    Only the busiest broker hands over. The other broker is not busier afterwards than this one.
+    Only the busiest broker hands over. Afterwards the other broker is no busier than this one.
 
     :param mine: the bundles that this broker owns, with their traffic; 0: unknown.
     """

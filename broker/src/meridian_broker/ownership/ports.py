@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the owner of bundles needs from topics, and what it notes about a bundle that goes."""
+"""What the owner of bundles needs from topics, and what it notes about a bundle that it hands over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Heir(NamedTuple):
 
     broker: str
     fence: int = 0
-    """Of its term; 0: none was reserved, so that it has to claim the bundle."""
+    """The fence of its term; 0: none was reserved, so it has to claim the bundle."""
 
 
 NOBODY: Final = Heir("")

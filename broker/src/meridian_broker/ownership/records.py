@@ -24,7 +24,7 @@ class BrokerRecord:
     broker: str
     """Its id, unique in the region."""
     session: str
-    """Which lease of which process: a broker's records from an earlier session are no longer its own."""
+    """Names one lease of one process: a broker's records from an earlier session are no longer its own."""
     addresses: AddressesByListener = field(default_factory=dict)
     usage: float = 0.0
     """Share of its capacity in use."""
@@ -33,7 +33,7 @@ class BrokerRecord:
 
     @property
     def lease(self) -> int | None:
-        """The lease of its session, on which all that it owns depends; None: it does not say."""
+        """The lease of its session, on which all that it owns depends; None: not stated."""
         try:
             return int(self.session.rpartition("#")[2], 16)
         except ValueError:

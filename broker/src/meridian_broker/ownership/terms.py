@@ -59,7 +59,7 @@ class Event(Enum):
     REFUSED = "refused"
     """Another broker got in first, or the store did not answer."""
     GIVE_UP = "give up"
-    """It is unloaded or transferred, or this broker stops."""
+    """It is being unloaded or transferred, or this broker is stopping."""
     ENDED = "ended"
     """The lease expired by this broker's own clock, or the owner's record is gone or names another broker."""
     CLOSED = "closed"
@@ -118,7 +118,7 @@ class Terms:
     def happens(self, bundle: Bundle, event: Event, term: Term | None = None) -> Action | None:
         """Note an event and return what to do about it; None: nothing.
 
-        :param term: the term that is given or granted.
+        :param term: for ``GIVEN`` and ``GRANTED``.
         """
         state, action = TRANSITIONS.get((self.state(bundle), event), (None, None))
         if state is None:
@@ -155,7 +155,7 @@ class Terms:
             self._states[part], self._terms[part] = state, Term(term.fence, version)
 
     def __iter__(self) -> Iterator[Bundle]:
-        """The bundles that are not free, as they are now."""
+        """A snapshot of the bundles that are not free."""
         return iter(tuple(self._states))
 
     def __len__(self) -> int:

@@ -25,7 +25,7 @@ V = TypeVar("V")
 
 
 class View:
-    """See the module's text. ``of`` builds it from a scan, ``apply`` follows the changes."""
+    """See the module's text. ``of`` builds it from a scan; ``apply`` keeps it up to date."""
 
     def __init__(self) -> None:
         self.brokers: dict[str, BrokerRecord] = {}
@@ -44,7 +44,7 @@ class View:
         return view
 
     def apply(self, changes: Iterable[Change]) -> list[Bundle]:
-        """Take over changes. Returns the bundles whose owner changed, or the broker that they are being handed to."""
+        """Apply changes. Returns the bundles whose owner, or whose announced next owner, changed."""
         touched: list[Bundle] = []
         for change in changes:
             try:
@@ -81,7 +81,7 @@ class View:
         return found if found is not None and found.session == session else None
 
     def chosen(self, bundle: Bundle) -> BrokerRecord | None:
-        """The broker that should take a bundle without an owner; None: all brokers are stopping, or none is alive."""
+        """The broker that should take a bundle that has no owner; None: all brokers are stopping, or none is alive."""
         alive = self._alive()
         if (wished := self.wishes.get(bundle)) in alive:
             return alive[wished]
@@ -99,7 +99,7 @@ class View:
         return [Candidate(one.broker, counts[one.broker], one.usage) for one in self._alive().values()]
 
     def members(self) -> tuple[frozenset[tuple[str, str]], int]:
-        """The brokers that may get bundles, with their sessions, and how many bundles there are."""
+        """The brokers that may get bundles, with their sessions, and the number of bundles."""
         brokers = frozenset((one.broker, one.session) for one in self._alive().values())
         return brokers, sum(len(bundles.borders) - 1 for bundles in self.bundles.values())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that wait until something becomes of a bundle, or for a bounded time."""
+"""Requests that wait for a change of a bundle's state, for a bounded time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Waiting:
     """See the module's text."""
 
     def __init__(self, scheduler: Scheduler, seconds: float) -> None:
-        """:param seconds: nobody waits longer."""
+        """:param seconds: the longest wait."""
         self._scheduler = scheduler
         self._seconds = seconds
         self._callbacks: dict[Bundle, list[Callable[[], None]]] = {}
@@ -25,11 +25,11 @@ class Waiting:
         return list(self._callbacks)
 
     async def wait(self, bundle: Bundle) -> None:
-        """Wait for ``wake``."""
+        """Wait for ``wake``, or until the time is up."""
         await self._scheduler.answer(lambda ready: self.call(bundle, lambda: ready(None)))
 
     def call(self, bundle: Bundle, callback: Callable[[], None]) -> None:
-        """Call it with ``wake``."""
+        """Call ``callback`` on ``wake``, or when the time is up."""
         timer = self._scheduler.later(self._seconds, lambda: self.wake(bundle))
 
         def woken() -> None:
@@ -39,5 +39,5 @@ class Waiting:
         self._callbacks.setdefault(bundle, []).append(woken)
 
     def wake(self, bundle: Bundle) -> None:
-        """All who wait for the bundle continue."""
+        """End every wait for this bundle."""
         notify_all(self._callbacks.pop(bundle, []))

@@ -9,7 +9,7 @@ It implements BookKeeper's wire protocol. The core is pure and knows no sockets,
     adding                              adds a ledger's entries to an ensemble: windows, quorums, lost bookies
     updating                            one compare-and-set of a ledger's metadata, until its outcome is known
     writing                             the writer of a ledger: adding, ensemble changes, sealing
-    recovering                          fences, finds the last entry, adds what may be confirmed again, and seals
+    recovering                          fences, finds the last entry, re-adds what may be confirmed, and seals
     zones                               which bookies to choose so that copies are in several zones
     reading                             reads entries from any bookie, from a second one when the first is slow
 

@@ -15,7 +15,7 @@ A bookie is *lost* when its connection breaks, when it refuses an entry for a re
 for too long. From then on its mark no longer counts. Another bookie takes its place in a new segment of the ledger that
 begins right after the last confirmed entry, and counts once the metadata says so. Meanwhile the remaining bookies
 confirm entries, which is safe: they are in the ensemble both before and after the change, whichever of the two a
-recovery finds. If there is no other bookie, a lost one that has recovered may continue where it was.
+recovery finds. If there is no other bookie, a lost one that has recovered may continue where it left off.
 
 An acknowledgement is always true, however late it arrives: the bookie has that entry, and its bytes never differ.
 """
@@ -87,12 +87,12 @@ class Adding:
         """The ensemble that is being recorded, if any."""
         self._change_first = 0
         self._is_fresh = False
-        """There was nothing to do at the last tick, so no bookie counts as silent since then."""
+        """Nothing was under way at the last tick, so no bookie has been silent since then."""
         self._retry_ms = now_ms
         self._enough_ms = now_ms
-        """When there were last enough bookies."""
+        """When there were enough bookies for the last time."""
         self._confirmed_ms = now_ms
-        """When an entry was last confirmed, or none was waiting."""
+        """When an entry was confirmed, or none was waiting, for the last time."""
         self.lost_bookies: dict[str, str] = {}
         """Bookies that were lost, and why; for messages."""
 
@@ -250,7 +250,7 @@ class Adding:
         if not self._told:
             self._confirmed_ms = now_ms
         elif now_ms - self._confirmed_ms >= self._limits.waiting_ms:
-            # Bookies that accept connections and then close them are enough again each time they are tried.
+            # Bookies that accept connections and then close them count as enough each time they are retried.
             self.fail(self._none_confirmed())
 
     def ensemble_stored(self) -> None:
@@ -262,7 +262,7 @@ class Adding:
         for number, bookie in enumerate(ensemble):
             if self._places[number].bookie != bookie:
                 self._places[number] = Place(bookie, first - 1, self._now_ms)
-                # Entries confirmed in the meantime are on the other bookies, and no longer kept here.
+                # Entries confirmed in the meantime are on the other bookies and no longer kept here.
                 self._places[number].skip_to(self._base - 1)
         self._bookies = self.ensemble
         self._enough_ms = self._now_ms
@@ -287,7 +287,7 @@ class Adding:
         return None
 
     def _send_new(self, entry: int, packet: Packet) -> None:
-        """To every bookie that got all entries before it: at once if that is every one of them."""
+        """Send an entry to every bookie that got all earlier ones; in one step if that is all of them."""
         places, following = self._places, entry + 1
         for place in places:
             if place.sent != entry or place.is_lost or place.again:
@@ -430,7 +430,7 @@ class Adding:
         failed = ", ".join(f"{bookie} ({why})" for bookie, why in self.lost_bookies.items()) or "none"
         return LedgerWriteFailed(
             f"ledger {self.ledger} cannot be written: too few bookies have acknowledged an entry for "
-            f"{self._limits.waiting_ms // 1000} s. Those that failed: {failed}. Look at the bookies' logs"
+            f"{self._limits.waiting_ms // 1000} s. Failed bookies: {failed}. Check the bookies' logs"
         )
 
     def _too_few(self) -> LedgerError:

@@ -49,18 +49,18 @@ class Bookies:
         self._draw = draw or random.Random()
         self._zones = zones or Zones()
         self._are_apart = True
-        """The bookies that were chosen last are in several zones, or there are none."""
+        """Whether the bookies chosen last are in several zones; also True if none were chosen yet."""
         self.addresses: dict[str, Address] = {}
         """The registered bookies that take new entries."""
         self._reachable: dict[str, Address] = {}
         """The addresses of all bookies that were ever registered, including read-only ones."""
         self._unregistered: dict[str, float] = {}
-        """When bookies of open ledgers lost their registration."""
+        """When bookies that open ledgers may still use lost their registration."""
         self._avoided: dict[str, float] = {}
         """Until when bookies that failed are not chosen."""
         self.connections: dict[str, BookieConnection] = {}
         self._fans: dict[tuple[str, ...], Fan] = {}
-        """By the bookies, sorted."""
+        """Keyed by the bookies, sorted."""
         self._connecting: set[asyncio.Task[None]] = set()
         self._targets: dict[int, AddTarget] = {}
         self._active: dict[int, None] = {}
@@ -126,7 +126,7 @@ class Bookies:
         return found
 
     def _check_apart(self, chosen: Sequence[str]) -> None:
-        """Say it once if what was chosen is in one zone, until something is in several again."""
+        """Warn if the bookies chosen are all in one zone: once, until a choice spans several zones again."""
         if not self._zones.are_known or len(chosen) < 2:
             return
         before, self._are_apart = self._are_apart, self._zones.number(chosen) > 1
@@ -168,7 +168,7 @@ class Bookies:
         return connection.add(ledger, packets)
 
     def fan(self, bookies: Collection[str]) -> Fan | None:
-        """For adds that all of these get. None: one of them cannot be reached."""
+        """Sends the same adds to all of these bookies. None: one of them cannot be reached."""
         key = tuple(sorted(bookies))
         found = self._fans.get(key)
         if found is None:
@@ -255,7 +255,7 @@ class Bookies:
             try:
                 self.pass_time(self.loop.time())
             except Exception:
-                log.exception("a tick failed for some ledgers on bookies")
+                log.exception("checking the time limits of ledgers on bookies failed; trying again")
 
     def pass_time(self, now: float) -> None:
         """Do what is due by the loop's clock: time out requests, replace unregistered bookies, tick ledgers."""

@@ -56,7 +56,7 @@ class OpenLedgers:
         await asyncio.gather(*(self._exchange(bookie, requests) for bookie, requests in left.items()))
 
     async def _exchange(self, bookie: str, requests: Sequence[Request]) -> Sequence[Answer]:
-        """The answers; none if the bookie does not answer, since the other bookies know as much."""
+        """The answers; none if the bookie does not answer, because the other bookies know as much."""
         address = self._context.bookies.address(bookie)
         if address is None:
             return []

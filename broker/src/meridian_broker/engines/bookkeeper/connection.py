@@ -5,7 +5,7 @@ Answers to adds go to their ledger, found by its id; answers to reads go to thei
 request, so concurrent reads of one entry share a request if they are the same, and queue behind each other otherwise.
 
 Everything sent in one turn of the loop is one write. Adds are bounded in number and bytes: beyond that `add` refuses,
-and the ledger is notified when there is room. A bookie that has too many refuses some adds; one whose write cache is
+and the ledger is notified when there is room. A bookie that has too many adds refuses some; one whose write cache is
 full refuses all.
 """
 
@@ -119,7 +119,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._is_flushing = False
         self._out_bytes = 0
         self._is_paused = False
-        """The socket takes no more."""
+        """The socket accepts no more data for now."""
         self._adds = 0
         """How many adds are unanswered."""
         self._waiting: dict[int, None] = {}
@@ -155,7 +155,7 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     @property
     def room(self) -> int:
-        """See ``FanConnection``, as for ``expect`` and ``take``."""
+        """See ``FanConnection``, also for ``expect`` and ``take``."""
         is_full = self._out_bytes >= UNSENT_BYTES_MAX or self._is_paused or self._is_closed
         return 0 if is_full else ADDS_MAX - self._adds
 
@@ -176,7 +176,7 @@ class BookieConnection(asyncio.BufferedProtocol):
             fan.flush()
 
     def read(self, ledger: int, entry: int, flags: Flags, key: bytes, told: Told, until: float) -> None:
-        """``told`` is called with the answer; ``Code.NO_ANSWER`` if there is none by ``until``, on the loop's clock."""
+        """Call ``told`` with the answer, or ``Code.NO_ANSWER`` if there is none by ``until`` on the loop's clock."""
         line = self._reads.setdefault((ledger, entry), deque())
         for read in line:
             if read.flags == flags:

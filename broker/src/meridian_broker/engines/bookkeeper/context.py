@@ -24,11 +24,11 @@ from meridian_broker.ledgers.store import LedgerDeleted, LedgerError, LedgerInfo
 FRAME_OVERHEAD: Final = 64
 """Bytes of a bookie's largest frame that are not an entry's data."""
 GONE_MAX: Final = 10_000
-"""Deleted ledgers that are remembered so that their readers fail, although bookies may still have the entries."""
+"""Deleted ledgers to remember, so that their readers fail although bookies may still have the entries."""
 RECOVERED_MAX: Final = 1000
-"""Ledgers whose metadata are kept after their recovery, ..."""
+"""How many ledgers' metadata is kept after their recovery."""
 RECOVERED_MS: Final = 5_000
-"""... for so long: a topic that is opened recovers each of its ledgers and then reads it."""
+"""How long it is kept: a topic that is opened recovers each of its ledgers and then reads it."""
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class StoreContext:
     def check_open(self) -> None:
         """:raises LedgerError: the store was closed."""
         if self.is_closed:
-            raise LedgerError(f"the store of ledgers on the bookies of etcd at {self.table.where} is closed")
+            raise LedgerError(f"the BookKeeper ledger store of etcd at {self.table.where} is closed")
 
     async def find(self, ledger: int) -> Versioned:
         """A ledger's metadata. :raises LedgerNotFound: it never existed; LedgerDeleted: it was deleted."""
@@ -164,9 +164,9 @@ class StoreContext:
         return info_of(ledger, metadata)
 
     def just_recovered(self, ledger: int) -> LedgerMetadata | None:
-        """The metadata of a ledger that this process recovered a moment ago and did not open since.
+        """The metadata of a ledger that this process recovered a moment ago and has not opened since.
 
-        A bookie may have been replaced meanwhile: then the others are read.
+        If a bookie was replaced meanwhile, the others are read.
         """
         at_ms, metadata = self._recovered.pop(ledger, (0, None))
         return metadata if self.bookies.now_ms() - at_ms < RECOVERED_MS else None
@@ -214,7 +214,7 @@ class StoreContext:
     # -- waiting and tasks ---------------------------------------------------------------------------------------
 
     async def answer(self, ask: Callable[[Callable[[Any], None]], object]) -> Any:
-        """Call ``ask`` with a callback, and wait for the argument the callback gets."""
+        """Call ``ask`` with a callback, and wait for the argument that the callback gets."""
         heard: asyncio.Future[Any] = self._loop.create_future()
 
         def told(answer: Any) -> None:

@@ -61,7 +61,7 @@ class BookKeeperReader:
         writing: Writing | None,
         tailing: Tailing,
     ) -> None:
-        """:param writing: the ledger's writer, if it is in this process: it knows what is confirmed now."""
+        """:param writing: the ledger's writer if it is in this process, because it knows what is confirmed now."""
         self._context = context
         self._ledger = ledger
         self._metadata = metadata

@@ -29,7 +29,7 @@ READ_ENTRY: Final = 1
 WRITE_LAC: Final = 6
 READ_LAC: Final = 7
 PIGGYBACK: Final = 2
-"""Flag of a read: answer with what is confirmed, and not with an entry that is there already."""
+"""Flag of a read: answer with what is confirmed, not with an entry that already exists."""
 UNDER_WAY: Final = 100
 """Requests in flight at once."""
 ANSWER_BYTES_MAX: Final = 64 << 20
@@ -63,7 +63,7 @@ def read_request(ledger: int) -> Request:
 
 
 def wait_request(ledger: int, known: int, seconds: float) -> Request:
-    """Answered once more than ``known`` is confirmed, or after this time."""
+    """A request answered once more than ``known`` is confirmed, or after this time."""
     request = Request()
     request.header.operation = READ_ENTRY
     request.read_entry.ledger = ledger
@@ -158,7 +158,7 @@ class LacConnection(asyncio.Protocol):
             del self._waiting[number]
 
     def close(self) -> None:
-        """Whoever waits gets no answer."""
+        """Close the connection: waiting callers get ``NoAnswer``."""
         if self._transport is not None:
             self._transport.close()
 

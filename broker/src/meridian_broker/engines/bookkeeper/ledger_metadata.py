@@ -28,7 +28,7 @@ AFTER_LEDGER_KEYS: Final = b"/ledgers/:"
 LEDGER_ID_MAX: Final = (1 << 63) - 1
 
 _SHORT_IDS_END: Final = (1 << 31) - 1
-"""Ids below have keys with three levels, ids from here on with five."""
+"""Smaller ids have keys with three levels; this one and greater ones, keys with five."""
 _MAGIC: Final = b"BookieMetadataFormatVersion\t"
 _VERSION_LINE: Final = _MAGIC + b"3\n"
 
@@ -112,7 +112,7 @@ class LedgerMetadata:
     def with_ensemble(self, first: int, ensemble: Sequence[str]) -> LedgerMetadata:
         """Other bookies from entry ``first`` on. They replace a segment that begins there: none of it is confirmed."""
         if first < self.segments[-1].first:
-            raise ValueError(f"segment at {first} before the last one at {self.segments[-1].first}")
+            raise ValueError(f"segment at {first} begins before the last one at {self.segments[-1].first}")
         kept = self.segments[:-1] if self.segments[-1].first == first else self.segments
         return replace(self, segments=(*kept, Segment(first, tuple(ensemble))))
 

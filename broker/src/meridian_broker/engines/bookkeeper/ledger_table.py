@@ -150,9 +150,9 @@ class LedgerTable:
         return int(answer.count)
 
     async def forget_deleted(self, before_ms: int) -> int:
-        """Remove tombstones older than that, at most ``PAGE``. Returns how many.
+        """Remove tombstones older than ``before_ms``, at most ``PAGE``. Returns how many.
 
-        The ids of new ledgers follow the clock, so such a low id does not come again.
+        The ids of new ledgers follow the clock, so ids as low as these never come again.
 
         :raises LedgerError: etcd failed, perhaps after they were removed.
         """
@@ -182,7 +182,7 @@ class LedgerTable:
                     for change in changes:
                         _tell(bookies, change)
             except MetadataError as error:
-                log.warning("changes of bookie registrations go unnoticed for now: %s", error)
+                log.warning("watching bookie registrations failed, so changes go unnoticed; retrying: %s", error)
                 await asyncio.sleep(WATCH_AGAIN_SECONDS)
 
     async def _tell_all(self, bookies: Bookies) -> None:
@@ -273,6 +273,6 @@ def _tell(bookies: Bookies, change: Change) -> None:
     try:
         address = bookie_address(change.record.value, bookie)
     except BadMetadata as error:
-        log.warning("ignoring a bookie: %s", error)
+        log.warning("ignoring a bookie with an invalid registration: %s", error)
         return
     bookies.registered(bookie, address, is_writable=not folder)

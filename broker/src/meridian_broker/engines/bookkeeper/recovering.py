@@ -5,14 +5,14 @@
 2. The bookies of the last segment are *fenced*: they refuse the writer's adds. Once fewer than an ack quorum are left
    unfenced, the writer can confirm nothing more. The LACs in their last entries show what was surely confirmed.
 3. After that, each later entry is read. One that any bookie has may have been confirmed: the same bytes are added again
-   until an ack quorum has them. The first entry that so many bookies lack that no ack quorum can have it was not
-   confirmed, and neither was any later one: the ledger ends there. If neither is certain, the bookies are asked again;
-   nothing is ever guessed.
+   until an ack quorum has them. Once so many bookies lack an entry that no ack quorum can have it, neither it nor any
+   later one was confirmed: the ledger ends before it. If neither is certain, the bookies are asked again; nothing is
+   ever guessed.
 4. The metadata becomes CLOSED, with the last entry.
 
 Bookies do most of a recovery's work, so they are asked little: the last entries that they returned in step 2 are not
-read again, those before them are read from one bookie first, and only one entry behind them from all, which most often
-shows the end. Each read fences its bookie as well, so one that lacked an entry never gets it from the writer later.
+read again, those before them are read from one bookie first, and only one entry after them from all, which usually
+shows the end. Each read also fences its bookie, so one that lacked an entry never gets it from the writer later.
 Bookies lost during recovery are replaced in memory, and the metadata is written with step 4. Reads go to the bookies
 that the metadata named at the beginning, because a replacement lacks entries for another reason.
 """
@@ -45,9 +45,9 @@ WINDOW_BYTES: Final = 8 << 20
 """Bytes of entries that were read and are not yet on an ack quorum again."""
 ASK_AGAIN_MS: Final = 300
 ASKED_MAX: Final = 20
-"""How often a read is attempted before the recovery is abandoned."""
+"""Attempts of a read before the recovery is abandoned."""
 STARTS_MAX: Final = 5
-"""How often it may start, counting restarts because another client changed the metadata."""
+"""How often it may start, including restarts because another client changed the metadata."""
 
 _FENCING: Final = Flags.FENCE | Flags.HIGH_PRIORITY
 
@@ -72,7 +72,7 @@ class Recovering:
         :param fence: the new owner's epoch.
         :param told: called with the closed ledger's metadata, or why it could not be closed: LedgerFenced if a newer
             owner has it.
-        :param known: the metadata, just read; None: read them first.
+        :param known: the metadata, just read; None: read it first.
         """
         self.ledger = ledger
         self._fence = fence
@@ -88,7 +88,7 @@ class Recovering:
         self.adding: Adding | None = None
 
     def start(self) -> None:
-        """Begin, or start over: everything but the fences on the bookies is forgotten."""
+        """Begin, or start over: all but the fences on the bookies is forgotten."""
         self._starts += 1
         self.adding = None
         self._questions: dict[int, Question] = {}
@@ -256,7 +256,9 @@ class Recovering:
             return
         question.asked += 1
         if question.asked > ASKED_MAX:
-            self.stop(self._unknown(f"{', '.join(sorted(question.waiting))} did not say", f"asked for entry {entry}"))
+            self.stop(
+                self._unknown(f"{', '.join(sorted(question.waiting))} gave no clear answer", f"asked for entry {entry}")
+            )
             return
         if question.asked > 1:
             question.alone = ""

@@ -73,7 +73,9 @@ class _Asking(asyncio.Protocol):
         request.header.request = 0
         request.start_tls.SetInParent()
         frame = request.SerializeToString()
-        cast("asyncio.WriteTransport", transport).write(_LENGTH.pack(len(frame)) + frame)  # uvloop's is no such class
+        cast("asyncio.WriteTransport", transport).write(
+            _LENGTH.pack(len(frame)) + frame
+        )  # uvloop's transport has another class
 
     def data_received(self, data: bytes) -> None:
         self._received += data

@@ -194,7 +194,7 @@ class BookKeeperLedgerStore:
         if not 0 <= ledger_id <= LEDGER_ID_MAX or ledger_id in self._making:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
         if len(label) > LABEL_BYTES_MAX:
-            raise LedgerError(f"a label of {len(label)} bytes: the limit is {LABEL_BYTES_MAX}")
+            raise LedgerError(f"a label of {len(label)} bytes is too long: the limit is {LABEL_BYTES_MAX}")
         settings = self._settings
         ensemble = self._bookies.choose_ensemble(settings.ensemble)
         if (too_few := self._too_few(len(ensemble))) is not None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ledgers that are read here while another broker writes them, and those of ours that others read.
 
-An entry says which one was confirmed when it was sent, so a bookie learns that an entry is confirmed with the next one.
-For a ledger that others follow, the writer therefore tells the bookies its last confirmed entry as well, soon after it
-changes. A reader asks one bookie to answer when more is confirmed than it knows; when nothing is for a while, it looks
-whether the ledger was sealed or moved to other bookies, and asks the next one.
+An entry carries the last confirmed one as of when it was sent, so a bookie learns that an entry is confirmed only from
+the next one. For a ledger that others follow, the writer therefore also tells the bookies its last confirmed entry soon
+after it changes. A reader asks one bookie to answer once more is confirmed than the reader knows. If nothing is for a
+while, it checks whether the ledger was sealed or moved to other bookies, and asks the next one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 2.0
 """How long a bookie waits for more to be confirmed."""
 SETTLE_SECONDS: Final = 0.005
-"""Pause before bookies are told what is confirmed: in a busy ledger, the next entries tell them."""
+"""Pause before bookies are told what is confirmed: in a busy ledger, the next entries do that."""
 RETRY_SECONDS: Final = 0.1
-"""Pause after a bookie did not answer, or does not have the ledger; it doubles ..."""
+"""Pause after a bookie did not answer, or does not have the ledger; doubled each time, up to the maximum."""
 RETRY_SECONDS_MAX: Final = 2.0
-"""... up to this."""
+"""The longest such pause."""
 
 
 class Tail(Protocol):
@@ -47,7 +47,7 @@ class Tail(Protocol):
     def last_confirmed(self) -> int: ...
 
     def learn(self, confirmed: int, metadata: LedgerMetadata | None = None) -> bool:
-        """What is confirmed at least, and the metadata if they were read. Returns whether it is more than before."""
+        """Note a confirmed entry, and the metadata if it was read. Returns whether more is confirmed than before."""
         ...
 
 
@@ -59,7 +59,7 @@ class Tailing:
         self._connections: dict[str, LacConnection] = {}
         self._connecting: dict[str, asyncio.Lock] = {}
         self._announced: dict[int, int] = {}
-        """By ledger, what its bookies were told, while they are being told."""
+        """By ledger being announced, the last confirmed entry that its bookies were told; -1: none yet."""
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,9 @@ class Tailing:
             except LedgerNotFound:
                 return
             except LedgerError as error:
-                log.info("ledger %d is still followed as before: %s", tail.ledger_id, error)
+                log.info(
+                    "cannot check whether ledger %d was sealed, so it is still followed: %s", tail.ledger_id, error
+                )
                 continue
             is_sealed = stored.metadata.state is LedgerState.CLOSED
             if tail.learn(stored.metadata.last_entry if is_sealed else -1, stored.metadata):

@@ -17,7 +17,7 @@ from meridian_broker.engines.bookkeeper.ports import MetadataPort, Unread, Unwri
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 
 ATTEMPTS: Final = 5
-"""How often a change is attempted before it is given up."""
+"""Attempts of a change before it is given up."""
 
 Change = Callable[[LedgerMetadata], LedgerMetadata]
 """Returns the metadata to write, or the same if nothing needs to change. Raises LedgerError to refuse."""

@@ -20,7 +20,7 @@ from meridian_broker.engines.bookkeeper.updating import Change, MetadataAway, Up
 from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerFenced, LedgerNotFound, LedgerWriteFailed
 
 _new: Final = tuple.__new__
-"""Half the price of calling a ``NamedTuple`` class."""
+"""Costs half as much as calling a ``NamedTuple`` class."""
 Sealed = Callable[[LedgerMetadata | LedgerError], None]
 
 
@@ -74,7 +74,8 @@ class Writing:
         refusal = self._refusal or adding.failure
         if refusal is None and len(data) > self._data_bytes_max:
             refusal = LedgerWriteFailed(
-                f"an entry of {len(data)} bytes in ledger {self.ledger}: bookies take at most {self._data_bytes_max}"
+                f"an entry of {len(data)} bytes is too large for ledger {self.ledger}: bookies take at most "
+                f"{self._data_bytes_max}"
             )
             self.refuse(refusal)  # later entries would leave a gap
         if refusal is not None:

@@ -2,9 +2,9 @@
 """In which zone each bookie is, and which bookies to choose so that the copies of an entry are in several zones.
 
 A zone is what fails as a whole: a data centre, a rack, a power supply. Operators name the zones, because bookies do not
-register theirs. Bookies that no pattern fits are taken for one more zone.
+register theirs. Bookies that match no pattern count as one more zone.
 
-Zones are a preference. A bookie that works in the wrong zone is better than none: with one copy less, the next failure
+Zones are a preference. A working bookie in the wrong zone is better than none: with one copy less, the next failure
 stops all writing.
 """
 
@@ -17,11 +17,11 @@ from typing import Final
 ANY: Final = "*"
 PATTERNS_MAX: Final = 1_000
 NOWHERE: Final = ""
-"""The zone of a bookie that no pattern fits."""
+"""The zone of a bookie that matches no pattern."""
 
 
 def parse_zones(text: str) -> dict[str, str]:
-    """``BOOKIE=ZONE``, separated by commas; a BOOKIE that ends in ``*`` fits all whose ids begin so.
+    """``BOOKIE=ZONE``, separated by commas; a BOOKIE that ends in ``*`` matches all ids that begin so.
 
     :raises ValueError: it cannot be read; the message completes a sentence.
     """
@@ -41,7 +41,7 @@ class Zones:
     """See the module's text."""
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
-        """:param patterns: as ``parse_zones`` returns them; the longest one that fits a bookie counts."""
+        """:param patterns: as ``parse_zones`` returns them; the longest match for a bookie counts."""
         given = dict(patterns or {})
         self._exact = {one: zone for one, zone in given.items() if not one.endswith(ANY)}
         prefixes = [(one.removesuffix(ANY), zone) for one, zone in given.items() if one.endswith(ANY)]
@@ -56,19 +56,19 @@ class Zones:
         return next((zone for prefix, zone in self._prefixes if bookie.startswith(prefix)), NOWHERE)
 
     def number(self, bookies: Iterable[str]) -> int:
-        """In how many zones they are."""
+        """The number of zones that they are in."""
         return len({self.of(bookie) for bookie in bookies})
 
     def next_to(self, others: Collection[str], candidates: Sequence[str]) -> str:
-        """Of several candidates the first whose zone has the fewest of the others."""
+        """Of several candidates, the first one whose zone has the fewest of the others."""
         if not self.are_known:
             return candidates[0]
         there = Counter(map(self.of, others))
         return min(candidates, key=lambda bookie: there[self.of(bookie)])
 
     def ensemble(self, candidates: Sequence[str], size: int, chosen: Sequence[str] = ()) -> tuple[str, ...]:
-        """``size`` bookies in as many zones as there are, those that were chosen before included; fewer if there are
-        fewer. Candidates in front come first."""
+        """``size`` bookies in as many zones as possible, including those already chosen; fewer if there are fewer.
+        Earlier candidates are preferred."""
         if not self.are_known:
             return (*chosen, *candidates)[:size]
         ensemble, left = list(chosen), list(candidates)

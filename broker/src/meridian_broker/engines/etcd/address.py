@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from meridian_broker.metadata.store import MetadataError
 
 ENDPOINTS_MAX: Final = 16
-"""More than an etcd cluster has members."""
+"""More than any etcd cluster has members."""
 
 FILE_BYTES_MAX: Final = 1 << 20
 """Largest password, certificate or key file that is read."""
@@ -92,7 +92,7 @@ def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
         )
     endpoints = tuple(_endpoint(part.strip(), text) for part in text.split(","))
     if len(endpoints) > ENDPOINTS_MAX:
-        raise BadAddress(f"{len(endpoints)} endpoints of etcd: the limit is {ENDPOINTS_MAX}")
+        raise BadAddress(f"{len(endpoints)} etcd endpoints are too many: the limit is {ENDPOINTS_MAX}")
     if len({endpoint.is_tls for endpoint in endpoints}) > 1:
         raise BadAddress(f"{text!r}: use https for all endpoints of etcd, or for none")
     return endpoints

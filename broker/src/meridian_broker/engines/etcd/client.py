@@ -83,11 +83,11 @@ class EtcdChannel:
         return await self._connections.opened(until, for_stream=True)
 
     def failed(self, connection: Connection, headers: Headers, error: grpc.aio.AioRpcError) -> None:
-        """A stream with these failed: the next one takes another endpoint, or another token."""
+        """A stream with these headers failed: the next one uses another endpoint, or another token."""
         self._connections.failed(connection, headers, error)
 
     def forget_token(self, headers: Headers) -> None:
-        """etcd no longer knows the token in them: the next request takes a new one."""
+        """etcd no longer knows the token in these headers: the next request takes a new one."""
         self._connections.forget_token(headers)
 
     async def ask(
@@ -135,7 +135,7 @@ class EtcdChannel:
         return await self.ask(ask, doing)
 
     def told(self, revision: int) -> None:
-        """A watch delivered this revision."""
+        """Note a revision that a watch delivered."""
         self._newest = self._newest._replace(revision=max(revision, self._newest.revision))
 
     async def write(self, request: Any, doing: str, seconds: float, wrote: Callable[[Any], bool]) -> Any:
@@ -203,5 +203,5 @@ class EtcdChannel:
 
 
 def is_compacted(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a pinned revision was compacted: the read has to start again at the newest one."""
+    """Whether a pinned revision was compacted, so that the read has to start again at the newest one."""
     return error.code() == grpc.StatusCode.OUT_OF_RANGE and "compacted" in (error.details() or "")

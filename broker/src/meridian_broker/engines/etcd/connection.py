@@ -42,7 +42,7 @@ OPTIONS: Final = (
 )
 
 _LEADER: Final = ("hasleader", "true")
-"""A stream with this header ends when its member has no leader. Otherwise it would stay silent and never end."""
+"""A stream with this header ends when its member has no leader. Without it, the stream would just stay silent."""
 
 _TOKEN_REFUSALS: Final = ("invalid auth token", "revision of auth store is old", "user name is empty")
 
@@ -159,14 +159,15 @@ class Connections:
         return connection, headers
 
     def failed(self, connection: Connection, headers: Headers, error: grpc.aio.AioRpcError) -> None:
-        """A request or stream with these failed: the next one takes another endpoint, or another token."""
+        """A request or stream with these headers failed: the next one uses another endpoint, or another token."""
         if is_about_token(error.details() or ""):
             self.forget_token(headers)
         elif is_passing(error):
             self._turn(connection)
 
     def forget_token(self, headers: Headers) -> None:
-        """etcd no longer knows the token in them. A newer token is kept: many requests may fail on one void token."""
+        """etcd no longer knows the token in these headers. A newer token is kept: many requests may fail on one void
+        token."""
         if dict(headers).get("token") == self._token:
             self._token = ""
 
@@ -214,7 +215,7 @@ class Connections:
                 "enable it, or remove metadataStoreUser from the settings"
             ) from error
         if "authentication failed" in details:
-            # After an earlier success, the password is perhaps being changed: in etcd first, then in the file.
+            # After an earlier success, the password may be about to change: first in etcd, then in the file.
             kind = MetadataUnavailable if self._was_let_in else MetadataLoginRefused
             raise kind(
                 f"etcd at {where} rejects user {self._login.user!r} with the password in {self._login.password_file}"

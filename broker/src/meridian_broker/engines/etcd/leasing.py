@@ -18,7 +18,7 @@ MARGIN = 0.2
 
 
 class EtcdLease:
-    """Renewed every third of its time. Once it has expired by the holder's clock it is over, even if etcd still has it.
+    """Renewed every third of its time. Once expired by the holder's clock, it is over, even if etcd still has it.
 
     Time counts from before a request is sent, so that a slow answer never makes the lease look longer than it is.
     """
@@ -68,7 +68,7 @@ class EtcdLease:
             asked_at = monotonic()
             if asked_at >= self._valid_until:
                 break
-            pause = self._ttl / 20  # try again soon, unless it works
+            pause = self._ttl / 20  # retry soon, unless it succeeds
             with suppress(MetadataError), self._channel.errors("renewing a lease"):
                 left = await self._renew(timeout=max(0.1, self._valid_until - asked_at))
                 if left <= 0:

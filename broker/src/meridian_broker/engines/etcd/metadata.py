@@ -48,7 +48,7 @@ PAGE = 500
 """Keys read per request while scanning or listing."""
 
 SCAN_ATTEMPTS = 3
-"""How often a scan is attempted while etcd keeps compacting the revision that it reads."""
+"""Attempts of a scan while etcd keeps compacting the revision that it reads."""
 
 
 class EtcdMetadataStore:
@@ -225,5 +225,5 @@ def _change(operation: Put | Delete, version: int) -> Change:
 
 
 def _record(answer: Any) -> Record | None:
-    """Of a ``RangeResponse`` for one key."""
+    """The record in a ``RangeResponse`` for one key."""
     return Record(answer.kvs[0].value, answer.kvs[0].mod_revision) if answer.kvs else None

@@ -59,7 +59,7 @@ class _Move:
         return moved
 
     async def _is_to_do(self) -> bool:
-        """Whether there is a move to continue or to begin. One to begin is recorded."""
+        """Whether a move must be continued or begun. A new one is recorded."""
         if (await self._read(rpc.RangeRequest(key=self._under_way))).kvs:
             return True
         try:
@@ -85,7 +85,7 @@ class _Move:
         return page
 
     async def _move(self, page: list[Any]) -> int:
-        """A page with a key that was just written stays: only a broker of an earlier version can have written it."""
+        """Move a page, unless one of its keys was just written: only an earlier version's broker can have done so."""
         unchanged = [
             rpc.Compare(target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, key=kv.key, mod_revision=kv.mod_revision)
             for kv in page

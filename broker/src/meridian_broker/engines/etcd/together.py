@@ -79,7 +79,7 @@ class Together:
         return await self._ask(self._reads, wanted)
 
     async def read_many(self, wanted: Sequence[tuple[bytes, str]], seconds: float) -> list[Any]:
-        """As ``read``, for keys each with what is being done."""
+        """As ``read``, for several keys, each with a description for errors."""
         answers = [
             self._queue(self._reads, self._wanted(rpc.RangeRequest(key=k), doing, seconds)) for k, doing in wanted
         ]
@@ -196,7 +196,7 @@ def _next_reads(waiting: deque[_Wanted]) -> list[_Wanted]:
 
 
 def _next_writes(waiting: deque[_Wanted]) -> list[_Wanted]:
-    """As many from the front as can be combined in one request."""
+    """As many from the front of the queue as can be combined in one request."""
     some: list[_Wanted] = []
     written: set[bytes] = set()
     size = 0

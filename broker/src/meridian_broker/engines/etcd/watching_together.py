@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One watch of etcd for everybody in this process who follows the same folder.
+"""One watch of etcd for all parts of this process that follow the same folder.
 
-A broker follows what regions share for several reasons. A watch of its own for each would cost etcd and Python as much
-again for every change.
+Several parts of a broker follow what regions share. With a watch for each of them, every change would cost etcd and
+Python that many times as much.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meridian_broker.metadata import keys
 from meridian_broker.metadata.store import Change
 
 FOLDERS: Final = (keys.GEO, keys.LOCAL + "sync/")
-"""Of these there is one watch, whatever below them is followed."""
+"""Each of these has one watch, whatever is followed below it."""
 
 Open = Callable[[str], AsyncGenerator[list[Change], None]]
 """A watch of a prefix, as the port describes it."""
@@ -52,13 +52,13 @@ class WatchesTogether:
 
 
 class _Stream:
-    """One watch, and those that follow it."""
+    """One watch and its followers."""
 
     def __init__(self, watch: AsyncGenerator[list[Change], None], name: str) -> None:
         loop = asyncio.get_running_loop()
         self.watchers: set[Watcher] = set()
         self.begun: asyncio.Future[None] = loop.create_future()
-        """Whoever follows from now on misses nothing."""
+        """Done once the watch is established: followers miss nothing from then on."""
         self.task = loop.create_task(self._read(watch), name=name)
 
     async def _read(self, watch: AsyncGenerator[list[Change], None]) -> None:
@@ -69,7 +69,7 @@ class _Stream:
                 async for changes in watch:
                     for watcher in self.watchers:
                         watcher.offer(changes)
-        except Exception as error:  # those that follow have to deal with it
+        except Exception as error:  # the followers handle it
             if not self.begun.done():
                 self.begun.set_exception(error)
             for watcher in self.watchers:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two kinds of files that spare a start from reading the whole log.
+"""The two kinds of files that save a start from reading the whole log.
 
-*Index file*, one per closed segment: the places of each run, as they lie in memory. It is a cache: lost or broken, it
-is worked out again from its segment. Places are little-endian, everything else in these files is big-endian::
+*Index file*, one per closed segment: the places of each run, as they are laid out in memory. It is a cache: if it is
+lost or broken, it is rebuilt from its segment. Places are little-endian, everything else in these files is big-endian::
 
     8s magic | u16 format | u16 zero | i64 segment | u32 crc      then blocks:
     i64 ledger | i64 first entry | u32 count | u32 crc | count times u64 place
 
-*Checkpoint*: every ledger, with its runs in segments up to number ``covered``. A start reads the log behind that::
+*Checkpoint*: every ledger, with its runs in segments up to number ``covered``. A start reads the log after that::
 
     8s magic | u16 format | u16 zero | i64 number | i64 covered | u32 segments | u32 ledgers | u32 deleted
     segment: i64 number | i64 length
@@ -15,9 +15,9 @@ is worked out again from its segment. Places are little-endian, everything else 
              run: i64 segment | i64 first | i64 data bytes | i64 block | u32 count
     deleted: i64 id                                               and at the end u32 crc of everything before
 
-In a checkpoint of format 1 ledgers have no label. A checkpoint may be gathered while the log grows: reading the tail
-again over a ledger that already knows part of it changes nothing. Both kinds are written under another name, synced and
-renamed, so a torn one is never seen.
+In format 1, ledgers have no label. A checkpoint may be gathered while the log grows: replaying the tail over a ledger
+that already has part of it changes nothing. Both kinds are written under another name, synced and renamed, so a torn
+one is never seen.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ INDEX_HEADER_BYTES: Final = _INDEX_HEADER.size
 
 
 def index_is_readable(data: bytes | bytearray, segment: int) -> bool:
-    """Whether an index file's header is whole, of a format known here, and of this segment."""
+    """Whether an index file's header is intact, in a known format, and for this segment."""
     return data == index_header(segment)
 
 
@@ -98,7 +98,7 @@ def pack_block(ledger: int, first: int, places: array[int]) -> bytes:
 
 
 def unpack_block(data: bytes | bytearray, ledger: int, first: int, count: int) -> array[int] | None:
-    """The places of a run; None when the block is not the right one, or broken."""
+    """The places of a run; None: the block is broken, or another run's."""
     if len(data) != block_bytes(count):
         return None
     owner, start, length, crc = _BLOCK.unpack_from(data)
@@ -126,7 +126,7 @@ class LedgerImage:
     ledger_id: int
     fence: int
     entries: int
-    """Number of entries once sealed, else -1."""
+    """Number of entries if sealed, else -1."""
     sealed: bool
     runs: list[Run]
     label: bytes
@@ -134,19 +134,19 @@ class LedgerImage:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A checkpoint, read."""
+    """A checkpoint as read from its file."""
 
     number: int
     covered: int
     segments: dict[int, int] = field(default_factory=dict)
-    """Lengths by number."""
+    """Length of each segment, by number."""
     ledgers: list[LedgerImage] = field(default_factory=list)
     deleted: list[int] = field(default_factory=list)
-    """Ids of ledgers deleted lately: they must not be used again (R1)."""
+    """Ids of recently deleted ledgers: they must not be used again (R1)."""
 
 
 def pack_ledger(ledger: Ledger, covered: int) -> bytes:
-    """One ledger of a checkpoint, without its runs behind ``covered``."""
+    """One ledger of a checkpoint, without its runs after ``covered``."""
     runs = [run for run in ledger.runs if run.segment <= covered]
     head = _LEDGER.pack(
         ledger.ledger_id, ledger.fence, ledger.confirmed if ledger.sealed else -1, ledger.sealed, len(runs)
@@ -176,9 +176,9 @@ def assemble(
 
 
 def unpack_checkpoint(data: bytes, name: str) -> Checkpoint | None:
-    """The checkpoint, or None when it is damaged.
+    """The checkpoint; None: it is damaged.
 
-    :raises SegmentFormatError: it is whole and of a newer format.
+    :raises SegmentFormatError: it is intact and in a newer format.
     """
     if len(data) < _CHECKPOINT_HEADER.size + _CRC.size:
         return None
@@ -190,8 +190,8 @@ def unpack_checkpoint(data: bytes, name: str) -> Checkpoint | None:
         return None
     if version > CHECKPOINT_FORMAT:
         raise SegmentFormatError(
-            f"{name} has checkpoint format {version} and this broker reads up to {CHECKPOINT_FORMAT}: a newer broker "
-            "wrote it, start that version again"
+            f"{name} was written by a newer version of Meridian (checkpoint format {version}, this one reads up to "
+            f"{CHECKPOINT_FORMAT}); upgrade this broker"
         )
     checkpoint = Checkpoint(number, covered)
     at = _CHECKPOINT_HEADER.size
@@ -226,7 +226,7 @@ def _runs(data: memoryview) -> Iterator[Run]:
 
 
 def write_whole(files: FilePort, name: str, buffers: list[bytes]) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file so that it exists completely or not at all."""
     temporary = name + TEMPORARY_SUFFIX
     if temporary in files.names():
         files.unlink(temporary)

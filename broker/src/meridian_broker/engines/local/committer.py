@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group commit: one thread that writes batches and syncs them, one call back to the loop per group.
+"""Group commit: one thread writes batches and syncs them, and calls back to the loop once per group.
 
 At the end of each turn of the loop the queued batch is passed to the thread. While one fdatasync runs, batches of later
-turns accumulate; the thread takes all of them as the next group, so the group grows with the load and a lone append
-waits for no other. The thread only calls `writev` and `fdatasync`, which release the interpreter lock; heads and
-checksums are computed on the loop's thread, because each time the thread needs the lock back it may have to wait for
-the loop.
+turns accumulate; the thread takes all of them as the next group, so groups grow with the load and a lone append waits
+for no other. The thread only calls `writev` and `fdatasync`, which release the interpreter lock. Headers and checksums
+are computed on the loop's thread, because whenever the writer thread needs the lock back, it may have to wait for the
+loop.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerStorage
 _log = logging.getLogger(__name__)
 
 MAX_GROUP_BYTES: Final = 16 << 20
-"""One fdatasync covers no more: it bounds how long the first append of a group waits for the last."""
+"""Limit of one group, and so of the time that its first append waits for its last."""
 IDLE_SECONDS: Final = 0.25
-"""After this time without writes, a mark records that the last group is durable (`Log.mark`). While a log is busy
-each group records it for the previous one, so the mark costs one small write and sync at the end of a busy time."""
+"""After this time without writes, a mark records that the last group is durable (`Log.mark`). In a busy log, each
+group records it for the previous one, so marks cost one small write and sync at the end of each busy period."""
 
 
 class Committer:
@@ -78,7 +78,7 @@ class Committer:
         self._flush()
         self._queue.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
-        # The thread's last report was posted before it ended: one turn later only appends that came too late are left.
+        # The thread posted its last report before it ended: one turn later, only appends that came too late are left.
         await asyncio.sleep(0)
         self._stopped = True
         self._flush()
@@ -111,10 +111,10 @@ class Committer:
         seconds: Sequence[float],
         full: LedgerStorageFull | None,
     ) -> None:
-        """One group is done: run its callbacks, in order."""
+        """A group was written, or failed: run its callbacks in order."""
         stats = self._stats
         if (full is None) != (self._log.full is None):
-            _log.warning("%s", full or f"{self._files.place} has room for messages again")
+            _log.warning("%s", full or f"the volume of {self._files.place} has room for messages again")
         self._log.full = full
         for each in seconds:
             stats.synced(each)
@@ -132,14 +132,14 @@ class Committer:
                 _log.error("%s; further failures are counted but not logged until a write succeeds", failure)
             self._log.fail(failure)
         elif durable and self._failures:
-            _log.warning("%s accepts writes again after %d failures", self._files.place, self._failures)
+            _log.warning("the disk of %s accepts writes again after %d failures", self._files.place, self._failures)
             self._failures = 0
         self._reports += 1
         if self._idle is None and self._log.is_unmarked and not self._stopped:
             self._idle = self._loop.call_later(IDLE_SECONDS, self._look_idle, self._reports)
 
     def _look_idle(self, reports: int) -> None:
-        """Mark the last group, unless others came meanwhile: then look again later."""
+        """Mark the last group. If others came meanwhile, look again later instead."""
         self._idle = None
         if not self._log.is_unmarked or self._stopped:
             return
@@ -174,7 +174,7 @@ class Committer:
             self._file.close()
 
     def _commit(self, group: list[Batch]) -> None:
-        """Write and sync a group. Batches queued before a failure was known are dropped: they failed already."""
+        """Write and sync a group. Batches queued before a failure became known are dropped: they failed already."""
         group = [batch for batch in group if batch.generation != self._failed_generation]
         seconds: list[float] = []
         durable = 0
@@ -220,7 +220,7 @@ class Committer:
         self._written = SEGMENT_HEADER_BYTES
 
     def _abandon(self) -> None:
-        """Leave a segment after a failed write; cut off unsynced bytes, so that their space is free again."""
+        """Leave a segment after a failed write; cut off unsynced bytes to free their space."""
         name = self._segment_name(self._segment)
         try:
             if self._file is not None:
@@ -230,15 +230,15 @@ class Committer:
             else:
                 self._files.truncate(name, self._synced)
         except Exception as error:
-            # Harmless: the next segment's header says how much of this one counts. The thread must go on in any case,
-            # because all appends wait for it.
+            # Harmless: the next segment's header says how much of this one is valid. The thread must go on in any
+            # case, because all appends wait for it.
             if not self._failures:
-                _log.warning("could not cut %s after a failed write: %s", name, error)
+                _log.warning("could not truncate %s after a failed write: %s", name, error)
         self._file = None
 
 
 def answering(heard: asyncio.Future[None]) -> AppendDone:
-    """Ends ``heard`` when a record is durable or failed, unless the waiting task was cancelled."""
+    """Resolves ``heard`` when a record is durable or has failed, unless the waiting task was cancelled."""
 
     def done(result: int | LedgerError) -> None:
         if heard.done():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emptying old segments: live entries in them are copied to the end of the log, then the files can be removed.
+"""Emptying old segments: their live entries are copied to the end of the log, then the files can be removed.
 
-A segment is chosen when more than half of it is dead and this frees a quarter of a full one, or when many small ones
-have accumulated (each start of a broker leaves one). The copies of a run are ``MOVED`` records; readers keep using the
-originals until the ``MOVE_DONE`` behind the last copy is durable, and so does recovery. A kill in between leaves dead
-copies and nothing else.
+A segment is chosen when more than half of it is dead and this frees a quarter of a full segment, or when many small
+ones have accumulated (each start of a broker leaves one). The copies of a run are ``MOVED`` records. Readers, and
+recovery, use the originals until the ``MOVE_DONE`` after the last copy is durable. A kill in between leaves dead copies
+and nothing else.
 
 A segment that the disk cannot read completely is left alone: for good when an entry is damaged, for growing intervals
 when the disk reports an error, which may be temporary. Copying it over and over would fill the disk with dead copies.
@@ -29,11 +29,11 @@ from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerNotF
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES: Final = 256 << 10
-"""Copied at once: a group of this size does not delay the appends queued behind it noticeably."""
+"""Bytes copied at once: too few to delay the appends queued behind them noticeably."""
 SMALL_SEGMENTS_MAX: Final = 8
-"""More segments than this that are less than half full are put together."""
+"""If more segments than this are less than half full, they are combined."""
 AVOID_SECONDS: Final = 60.0
-"""How long a segment that could not be read is left alone; doubled each time."""
+"""How long a segment that could not be read is left alone; doubled with each failure."""
 AVOID_SECONDS_MAX: Final = 3600.0
 
 
@@ -61,7 +61,7 @@ class Compaction:
         self._clock = clock
         self._given_up: set[int] = set()
         self._avoided: dict[int, tuple[float, float]] = {}
-        """Segments that could not be read: until when each is left alone, and for how long that was."""
+        """Segments that could not be read: until when each is left alone, and the length of that pause."""
 
     async def step(self, segments: list[Segment]) -> bool:
         """Empty the chosen segments among those whose originals may be removed. False: there are none."""
@@ -73,7 +73,7 @@ class Compaction:
                 try:
                     await self._move(ledger, run)
                 except LedgerNotFound:
-                    # Deleted while its entries were being read: nothing to move any more.
+                    # Deleted while its entries were being read: nothing is left to move.
                     continue
                 except LedgerCorrupt as error:
                     # The damaged entry stays where it is, as evidence; so does its segment.
@@ -89,7 +89,7 @@ class Compaction:
         return bool(victims)
 
     def _avoid(self, number: int) -> float:
-        """Leave a segment alone for a while; says for how long."""
+        """Leave a segment alone for a while; returns for how many seconds."""
         _, before = self._avoided.get(number, (0.0, 0.0))
         seconds = min(max(2 * before, AVOID_SECONDS), AVOID_SECONDS_MAX)
         self._avoided[number] = self._clock() + seconds, seconds
@@ -119,13 +119,13 @@ class Compaction:
         try:
             is_copied = await self._copy(ledger, run, copies)
         finally:
-            if not is_copied:  # whatever the reason: unused copies must not keep their segments
+            if not is_copied:  # also on an error: unused copies must not keep their segments
                 self._drop(copies)
         if is_copied:
             await self._finish(ledger, run, copies)
 
     async def _copy(self, ledger: Ledger, run: Run, copies: list[Run]) -> bool:
-        """Write the copies. False: the run died meanwhile, or the broker stops."""
+        """Write the copies. False: the run died meanwhile, or the broker is stopping."""
         count = run.count
         done = 0
         while done < count:
@@ -188,4 +188,4 @@ def _alive(ledger: Ledger, run: Run) -> bool:
 
 
 def _ignore(_: int | LedgerError) -> None:
-    """The last record of the chunk speaks for this one."""
+    """The last record of the chunk reports for all of them."""

@@ -23,22 +23,22 @@ LOCK_NAME: Final = "LOCK"
 IOV_MAX: Final = min(1024, os.sysconf("SC_IOV_MAX"))
 """Buffers one writev takes; Linux fixes it at 1024."""
 COPY_BYTES: Final = 1 << 20
-"""How much of a file is in memory while it is written again."""
+"""Bytes of a file in memory at a time while it is rewritten."""
 
 
 class VolumeInUse(LedgerError):
-    """Another process has the directory. It may be about to end."""
+    """Another process uses the directory. It may be about to end."""
 
 
 def unreadable(place: str, error: OSError) -> LedgerUnreadable:
-    """The error for callers of a failed read."""
+    """The error that the caller of a failed read gets."""
     return LedgerUnreadable(
         f"the disk of {place} cannot be read ({error}): nothing is lost; repair or reconnect it, and reading resumes"
     )
 
 
 def unwritable(place: str, error: Exception) -> LedgerWriteFailed:
-    """The error for callers of a failed write."""
+    """The error that the caller of a failed write gets."""
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     kind, remedy = (LedgerStorageFull, "free space") if is_full else (LedgerWriteFailed, "repair the disk")
     return kind(
@@ -48,28 +48,28 @@ def unwritable(place: str, error: Exception) -> LedgerWriteFailed:
 
 
 class AppendFile(Protocol):
-    """A new file that is written at its end only."""
+    """A new file that is only appended to."""
 
     def write(self, buffers: Sequence[bytes]) -> None:
-        """Append all buffers. :raises OSError: after it, any part may have been written."""
+        """Append all buffers. :raises OSError: any part of them may have been written."""
         ...
 
     def sync(self) -> None:
-        """Return once everything written survives a power cut. :raises OSError: nothing un-synced may be relied on."""
+        """Return once everything written survives a power cut. :raises OSError: nothing unsynced can be relied on."""
         ...
 
     def close(self) -> None: ...
 
 
 class ReadFile(Protocol):
-    """A file that is read at any place, while it may still grow."""
+    """A file that can be read at any offset, even while it grows."""
 
     def pread(self, length: int, offset: int) -> bytes:
         """``length`` bytes from ``offset``, fewer only at the end of the file."""
         ...
 
     def read_cached(self, buffer: memoryview, offset: int) -> bool:
-        """Fill the buffer from ``offset`` when no disk has to be waited for. False: it was not filled."""
+        """Fill the buffer from ``offset`` if that needs no wait for a disk. False: it was not filled."""
         ...
 
     def size(self) -> int: ...
@@ -82,11 +82,11 @@ class FilePort(Protocol):
 
     @property
     def place(self) -> str:
-        """How error messages call this directory."""
+        """The name of this directory in error messages."""
         ...
 
     def create(self, name: str) -> AppendFile:
-        """:raises FileExistsError: there is such a file."""
+        """:raises FileExistsError: the file exists."""
         ...
 
     def open(self, name: str) -> ReadFile:
@@ -101,8 +101,8 @@ class FilePort(Protocol):
 
     def write_again(self, name: str, start: int) -> None:
         """Rewrite a file from ``start`` on with the content of the page cache, even if the kernel considers it written,
-        and make the file durable. After a failed sync the kernel may keep data that never reached the disk, and report
-        success for the next sync: `AppendFile.sync` is not enough then."""
+        and make it durable. After a failed sync, the kernel may keep data that never reached the disk and still report
+        success for the next sync, so `AppendFile.sync` is not enough then."""
         ...
 
     def rename(self, old: str, new: str) -> None: ...
@@ -114,18 +114,18 @@ class FilePort(Protocol):
         ...
 
     def space(self) -> tuple[int, int]:
-        """Bytes that may still be written to the volume, and all that it has."""
+        """Bytes that can still be written to the volume, and its size."""
         ...
 
     def lock(self) -> None:
-        """Become the directory's only writer. :raises VolumeInUse: another process is."""
+        """Become the directory's only writer. :raises VolumeInUse: another process writes to it."""
         ...
 
     def unlock(self) -> None: ...
 
 
 class OsAppendFile:
-    """`AppendFile` on a file descriptor: writev without joining, fdatasync."""
+    """`AppendFile` on a file descriptor: writev without joining buffers, fdatasync."""
 
     __slots__ = ("_fd",)
 
@@ -190,7 +190,7 @@ class OsReadFile:
 class OsFiles:
     """`FilePort` on a real directory.
 
-    :param make: make the directory when it is absent.
+    :param make: create the directory if it is absent.
     """
 
     def __init__(self, directory: Path, *, make: bool) -> None:
@@ -266,7 +266,7 @@ class OsFiles:
 
 
 def make_directory(directory: Path) -> None:
-    """Make it, and its parents, so that their names survive a power cut."""
+    """Create it and its parents so that their names survive a power cut."""
     missing = []
     parent = directory
     while not parent.exists():

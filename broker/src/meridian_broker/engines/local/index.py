@@ -3,7 +3,7 @@
 
 A *run* is a sequence of consecutive entries of one ledger in one segment. Its places, one packed number per entry
 (``offset << 32 | length``), are the whole index. Runs of closed segments are also in the segment's index file,
-so their places may be dropped from memory and loaded again for reading.
+so their places may be dropped from memory and loaded again when they are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Run:
         self.segment = segment
         self.first = first
         self.start_size = start_size
-        """The ledger's size where the run starts; makes the run's own size a subtraction."""
+        """The ledger's size where the run starts, from which the run's own size follows."""
         self.places: array[int] | None = array("Q")
         """One packed place per entry; None while only the index file has them."""
         self.block = -1
@@ -44,24 +44,24 @@ class Run:
 
     @property
     def end(self) -> int:
-        """The entry id behind the last."""
+        """The entry id after the last."""
         return self.first + self.count
 
     def data_bytes(self) -> int:
-        """Bytes of the entries, worked out from the places when they are here."""
+        """Bytes of the entries, computed from the places if they are in memory."""
         if self.places is None:
             return self.stored_bytes
         mask = LENGTH_MASK
         return sum(place & mask for place in self.places)
 
     def fix(self, data_bytes: int) -> None:
-        """The run is complete: remember its numbers."""
+        """The run is complete: note its numbers."""
         self.stored_count = self.count
         self.stored_bytes = data_bytes
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of the run in its segment, once fixed."""
+        """Bytes of the run in its segment, once it is fixed."""
         return self.stored_bytes + self.stored_count * RECORD_BYTES
 
 
@@ -97,9 +97,9 @@ class Ledger:
         self.sealed = False
         self.deleted = False
         self.refusal: LedgerError | None = None
-        """Why appends are refused; None while there may be a writer."""
+        """Why appends are refused; None: they are accepted."""
         self.runs: list[Run] = []
-        """In the order of their entries. A hole between two is an entry lost to damage."""
+        """In the order of their entries. Entries missing between two runs were lost to damage."""
         self.tail: Run | None = None
         """The run appends go to."""
 
@@ -111,7 +111,7 @@ class Ledger:
         return self.runs[at]
 
     def place_run(self, run: Run) -> list[Run]:
-        """Put in a run, in place of those that hold the same entries, which are returned."""
+        """Insert a run; those that hold the same entries are replaced and returned."""
         lower = bisect_right(self.runs, run.first, key=_first)
         while lower > 0 and self.runs[lower - 1].end > run.first:
             lower -= 1
@@ -132,7 +132,7 @@ class Ledger:
         return self.size - waiting
 
     def forget_unconfirmed(self) -> None:
-        """Nothing behind ``confirmed`` was stored."""
+        """Remove all entries from ``confirmed`` on: they were not stored."""
         self.size = self.confirmed_size()
         while self.runs and self.runs[-1].first >= self.confirmed:
             self.runs.pop()
@@ -158,17 +158,17 @@ class Segment:
 
     number: int
     length: int = 0
-    """Bytes that count."""
+    """Bytes that are valid."""
     closed: bool = False
     """Everything in it is durable and nothing will be added."""
     runs: dict[Run, Ledger] = field(default_factory=dict)
-    """The runs that live in it."""
+    """The live runs in it."""
     live_bytes: int = 0
     """Bytes of the live runs' records, once closed."""
     indexed: bool = False
     """Its index file is durable."""
 
     def drop(self, run: Run) -> None:
-        """A run is dead: its ledger was deleted, or it was copied elsewhere."""
+        """A run is dead: its ledger was deleted, or it was moved."""
         if self.runs.pop(run, None) is not None and self.closed:
             self.live_bytes -= run.record_bytes

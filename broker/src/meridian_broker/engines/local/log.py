@@ -2,10 +2,10 @@
 """The pure core of the shared log: appends go in, batches of bytes come out, completions move the index.
 
 Each append gets its place at once: the log knows where it ends, so the index is filled as entries are queued, and
-only ``confirmed`` holds readers back. A batch is everything queued in one turn of the loop; its owner writes
-batches in order, syncs, and reports `complete`. Or it reports `fail`, once, which fails everything that is queued:
-behind a failed write no place is certain. The log then continues in a new segment, whose header says how much of
-the old one counts.
+only ``confirmed`` holds readers back. A batch is everything queued in one turn of the loop. Its owner writes
+batches in order, syncs, and reports `complete`; or it reports `fail`, once, which fails everything queued, because
+after a failed write no place is certain. The log then continues in a new segment, whose header says how much of
+the old one is valid.
 
 No I/O here, and no clock.
 """
@@ -38,13 +38,13 @@ from meridian_broker.ledgers.store import AppendDone, LedgerError
 
 MIN_SEGMENT_BYTES: Final = 4096
 MAX_SEGMENT_BYTES: Final = 1 << 30
-"""Offsets have 32 bits in the index; a segment may outgrow its limit by one record."""
+"""Offsets have 32 bits in the index, and a segment may exceed its limit by one record."""
 
 NO_SEGMENT: Final = -1
 """The segment of a batch that has nothing to write."""
 
 MAX_BATCH_BYTES: Final = 4 << 20
-"""A larger batch is closed early, so that writing starts while the turn goes on."""
+"""A larger batch is closed early, so that writing starts before the turn ends."""
 
 
 _log = logging.getLogger(__name__)
@@ -79,36 +79,36 @@ class Batch:
         self.last: dict[Ledger, int] = {}
         """The last entry of each ledger in this batch."""
         self.data_bytes = 0
-        """Bytes of entries in it."""
+        """Bytes of the entries in it."""
         self.others = 0
-        """How many of ``dones`` are not for entries."""
+        """Number of ``dones`` that are not for entries."""
         self.begins = 0
         self.ends = 0
-        """Where it lies in the segment."""
+        """Its place in the segment."""
 
 
 class Log:
     """The end of the shared log.
 
-    :param wake: called when a batch was started, so that its owner takes it at the end of the turn.
+    :param wake: called when a batch is started, so that its owner takes it at the end of the turn.
     """
 
     def __init__(
         self, segments: dict[int, Segment], *, next_segment: int, previous: tuple[int, int], segment_bytes: int
     ) -> None:
         if not MIN_SEGMENT_BYTES <= segment_bytes <= MAX_SEGMENT_BYTES:
-            raise ValueError(f"segment_bytes must lie in {MIN_SEGMENT_BYTES}..{MAX_SEGMENT_BYTES}")
+            raise ValueError(f"segment_bytes must be from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}")
         self.segments = segments
         self.pending_bytes = 0
         """Bytes of entries queued and not yet reported."""
         self.is_unmarked = False
-        """No mark covers the last durable bytes yet: damage to them would be mistaken for a torn tail."""
+        """No mark covers the last durable bytes yet, so damage to them would be mistaken for a torn tail."""
         self.wake: Callable[[], None] = lambda: None
         self.on_closed: Callable[[Segment], None] = lambda _: None
         self.full: LedgerError | None = None
         """Why no messages are stored, as of the last group; None: there was room."""
         self.look_for_room: Callable[[], LedgerError | None] = lambda: None
-        """As ``full``, now."""
+        """As ``full``, but checked now."""
         self._segment_bytes = segment_bytes
         self._next_segment = next_segment
         self._previous = previous
@@ -123,7 +123,7 @@ class Log:
 
     @property
     def generation(self) -> int:
-        """Grows with each failure; batches of an older one are not to be written."""
+        """Grows with each failure; batches of older generations must not be written."""
         return self._generation
 
     @property
@@ -134,7 +134,7 @@ class Log:
     # -- in ------------------------------------------------------------------------------------------------------
 
     def append(self, ledger: Ledger, data: bytes, done: AppendDone) -> int:
-        """Queue an entry. This is the hot path: about one microsecond, hence flat and inlined."""
+        """Queue an entry. This is the hot path, about one microsecond, and therefore flat and inlined."""
         entry = ledger.appended
         if self.full is not None and ledger.is_of_messages and ledger.refusal is None:
             self.full = ledger.refusal = self.look_for_room()
@@ -176,7 +176,7 @@ class Log:
         return place
 
     def tell(self, done: AppendDone, error: LedgerError) -> None:
-        """Report an error to ``done``, behind everything that is queued; nothing is written for it."""
+        """Report an error to ``done``, after everything that is queued; nothing is written."""
         batch = self._open
         if batch is None:
             batch = self._open = Batch(NO_SEGMENT, self._generation, None)
@@ -187,14 +187,14 @@ class Log:
         batch.others += 1
 
     def mark(self) -> None:
-        """Queue a batch that says how much is durable, so that damage is not taken for a torn tail."""
+        """Queue a batch that records how much is durable, so that damage is not mistaken for a torn tail."""
         if self._segment is not None and self._open is None:
             self._begin(0)
 
     # -- out -----------------------------------------------------------------------------------------------------
 
     def take(self, *, all_of_it: bool = True) -> list[Batch]:
-        """The queued batches, in write order; without the one that still grows unless ``all_of_it``."""
+        """The queued batches in write order, with the one that still grows only if ``all_of_it``."""
         if all_of_it:
             self._close_batch()
         taken = list(self._ready)
@@ -221,11 +221,11 @@ class Log:
                 try:
                     done(result)
                 except Exception:
-                    # A callback failed; the remaining ones must still be called.
+                    # The remaining callbacks must still be called.
                     _log.exception("a callback of an append raised")
 
     def fail(self, error: LedgerError) -> None:
-        """The batch in flight was not stored: everything queued fails, and the log continues in a new segment."""
+        """A batch in flight was not stored: everything queued fails, and the log continues in a new segment."""
         self._close_batch()
         failed = [*self._in_flight, *self._ready]
         self._in_flight.clear()
@@ -251,9 +251,9 @@ class Log:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _begin(self, needed: int) -> Batch:
-        """Start a batch with room for a record, in a new segment when this one is full."""
+        """Start a batch with room for a record, in a new segment if this one is full."""
         if needed > RECORD_BYTES + MAX_DATA_BYTES:
-            raise ValueError(f"an entry of {needed} bytes: the log accepts at most {MAX_DATA_BYTES}")
+            raise ValueError(f"an entry of {needed} bytes is too large: the log accepts at most {MAX_DATA_BYTES}")
         self._close_batch()
         header: bytes | None = None
         full = self._tail + BATCH_BYTES + needed > self._segment_bytes and self._tail > SEGMENT_HEADER_BYTES
@@ -296,7 +296,7 @@ class Log:
         return run
 
     def _close_older_than(self, number: int) -> None:
-        """A durable segment follows: the ones before it are complete."""
+        """Segment ``number`` is durable, so the ones before it are complete."""
         for segment in list(self.segments.values()):
             if segment.number < number and not segment.closed:
                 close_segment(segment)
@@ -318,7 +318,7 @@ class Log:
 
 
 def close_segment(segment: Segment) -> None:
-    """Fix the numbers of a segment's runs; only now its live bytes are known."""
+    """Fix the numbers of a segment's runs: only now are its live bytes known."""
     segment.closed = True
     for run, ledger in segment.runs.items():
         if run is ledger.tail:

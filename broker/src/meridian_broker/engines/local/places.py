@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds the memory of the index: places of runs that were not used for long are dropped, and loaded again on demand.
+"""Bounds the memory of the index: the places of runs not used for long are dropped, and loaded again on demand.
 
-Only runs whose places are also in an index file may be dropped. If the file is broken or unreadable when they are
-needed again, they are rebuilt from the segment itself.
+Only places that are also in an index file may be dropped. If the file is broken or unreadable when they are needed
+again, they are rebuilt from the segment itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INDEX_ENTRIES: Final = 1 << 20
 
 
 class Places:
-    """Keeps the places of closed segments' runs within a bound, least recently used out first."""
+    """Keeps a bounded number of places of closed segments' runs; the least recently used are dropped first."""
 
     def __init__(self, files: FilePort, segments: dict[int, Segment], stats: EngineStats, limit: int) -> None:
         self._files = files
@@ -41,10 +41,10 @@ class Places:
         self._limit = limit
         self._kept: OrderedDict[Run, int] = OrderedDict()
         self.count = 0
-        """Places kept now, those of growing segments not counted."""
+        """Places kept now, without those of growing segments."""
 
     def at_once(self, run: Run) -> array[int] | None:
-        """The places, when they are in memory."""
+        """The places, if they are in memory; else None."""
         if run in self._kept:
             self._kept.move_to_end(run)
         return run.places
@@ -73,7 +73,7 @@ class Places:
         return places
 
     def keep(self, run: Run) -> None:
-        """A run's places are in memory and, unless its block is lost, in an index file too: they may leave."""
+        """A run's places are in memory and, unless its block is lost, also in an index file, so they may be dropped."""
         if run.block < 0 or run.places is None or run in self._kept:
             return
         self._kept[run] = len(run.places)
@@ -88,7 +88,7 @@ class Places:
         self.count -= self._kept.pop(run, 0)
 
     def _from_cached_index(self, ledger: int, run: Run) -> array[int] | None:
-        """The places, when the page cache has them; else None."""
+        """The places, if the page cache has them; else None."""
         header, block = bytearray(INDEX_HEADER_BYTES), bytearray(block_bytes(run.stored_count))
         try:
             file = self._files.open(index_name(run.segment))
@@ -134,5 +134,5 @@ class Places:
                         found.setdefault(entry, item.offset << 32 | length)
         finally:
             file.close()
-        # An entry that is lost keeps a place that no entry can have: reading it says so, its neighbours stay readable.
+        # A lost entry gets a place that no entry can have: reading it reports the loss, its neighbours stay readable.
         return array("Q", [found.get(entry, 0) for entry in range(run.first, run.first + run.stored_count)])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading entries: from places to bytes, neighbours in one read, every checksum checked.
+"""Reading entries: from places to bytes, adjacent ones in one read, every checksum verified.
 
-Data in the page cache is read inline, because a hand-over to a thread costs more than the read. A thread is used only
+Data in the page cache is read inline, because handing over to a thread costs more than the read. A thread is used only
 if the kernel reports that the read has to wait for a disk.
 """
 
@@ -30,9 +30,9 @@ from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound
 
 GAP_BYTES: Final = 4096
-"""Records of other ledgers between two of ours are read along up to this size: a system call costs as much."""
+"""A gap of other ledgers' records up to this size is read along: another system call would cost as much."""
 BLOCK_BYTES: Final = 512 << 10
-"""Neighbours are read together up to this size."""
+"""Adjacent entries are read together up to this size."""
 OPEN_FILES_MAX: Final = 64
 """Segment files kept open for reading."""
 
@@ -63,7 +63,7 @@ class SegmentFiles:
             file.close()
 
     def forget(self, number: int) -> None:
-        """The segment is going away."""
+        """Close the file of a segment that is about to be removed."""
         file = self._open.pop(number, None)
         if file is not None:
             file.close()
@@ -84,12 +84,12 @@ class EntryReads:
         self._stats = stats
 
     async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """As `Reader.read`; ``last`` is already bounded by what is confirmed."""
+        """As `Reader.read`; ``last`` is at most the last confirmed entry."""
         entries: list[bytes] = []
         left = max_bytes
         alone = -1
-        """An entry to be read alone: from a block that the disk cannot read, the entries before the bad sector
-        are still returned."""
+        """An entry to be read alone, so that a block that the disk cannot read still yields the entries before the
+        bad sector."""
         while first <= last and (left > 0 or not entries):
             # Looked up again for each block: while this waits for the disk, entries may move to another segment.
             run = ledger.run_of(first)
@@ -125,7 +125,7 @@ class EntryReads:
             entries += block
             first += len(block)
             if len(block) < upper - lower:
-                # The next entry is broken: return the intact ones; the next read starts with it and reports it.
+                # The next entry is broken: return the intact ones; the next read starts with it, and reports it.
                 break
         self._stats.reads += 1
         self._stats.read_entries += len(entries)
@@ -135,12 +135,12 @@ class EntryReads:
     async def _block(
         self, ledger: Ledger, run: Run, places: array[int], lower: int, upper: int
     ) -> tuple[list[bytes], bytes]:
-        """Entries ``lower`` to ``upper - 1`` of a run in one read, as far as they are whole; and the bytes of the one
-        that is not."""
+        """Entries ``lower`` to ``upper - 1`` of a run in one read, up to the first damaged one; and the bytes of that
+        one."""
         base = places[lower] >> 32
         end = places[upper - 1]
         length = (end >> 32) + RECORD_BYTES + (end & LENGTH_MASK) - base
-        # One buffer serves all reads that need not wait: a new megabyte each time would be mapped, zeroed and unmapped.
+        # One buffer serves all reads that need no wait: a new one each time would be mapped, zeroed and unmapped.
         data = self._buffer[:length] if length <= BLOCK_BYTES else memoryview(bytearray(length))
         if not self.files.get(run.segment).read_cached(data, base):
             loop = asyncio.get_running_loop()
@@ -184,7 +184,7 @@ class EntryReads:
 
 def _reach(places: array[int], lower: int, stop: int, left: int, have_some: bool) -> tuple[int, int]:
     """How far one read goes: until ``left`` bytes are used up (at least one entry unless there are some already), the
-    block is large enough, or the next entry is too far away. Returns (index behind the last, bytes left)."""
+    block is large enough, or the next entry is too far away. Returns (index after the last, bytes left)."""
     base = end = places[lower] >> 32
     for at in range(lower, stop):
         place = places[at]

@@ -2,7 +2,7 @@
 """Reading a directory that another process writes: the export child reads what the broker stored.
 
 It takes no lock and changes nothing. It sees the log as of the moment it was opened (`refresh` reads it again),
-which may include entries that are not durable yet: the caller knows from the broker up to which entry it may read.
+which may include entries that are not durable yet: the broker tells the caller up to which entry it may read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.ledgers.store import LedgerInfo, LedgerNotFound, LedgerUnreadable
 
 ATTEMPTS: Final = 5
-"""The broker may remove files while they are listed; each time it does so a checkpoint lies between."""
+"""Attempts to read the directory. The broker may remove files meanwhile, but writes a checkpoint between removals."""
 
 
 class ReadonlyReader:
-    """A `Reader` in another process than the writer's."""
+    """A `Reader` in a process other than the writer's."""
 
     def __init__(self, ledgers: LocalLedgerReader, ledger_id: int) -> None:
         self._ledgers = ledgers
@@ -58,10 +58,10 @@ class LocalLedgerReader:
     async def open_readonly(
         cls, directory: Path | str, *, files: FilePort | None = None, index_entries: int = INDEX_ENTRIES
     ) -> LocalLedgerReader:
-        """Read the last checkpoint and the log behind it.
+        """Read the last checkpoint and the log after it.
 
         :raises SegmentFormatError: a newer broker wrote these files.
-        :raises LedgerUnreadable: the directory is not there, or cannot be read.
+        :raises LedgerUnreadable: the directory does not exist, or cannot be read.
         """
         reader = cls(files if files is not None else OsFiles(Path(directory), make=False), index_entries)
         await reader.refresh()
@@ -104,7 +104,7 @@ class LocalLedgerReader:
         return ledger.info()
 
     async def read(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """Entries of a ledger. When the broker moved them meanwhile, the directory is looked at again."""
+        """Entries of a ledger. If the broker has moved them meanwhile, the directory is read again."""
         if first < 0:
             raise ValueError(f"entry ids start at 0, not {first}")
         for attempt in range(1, ATTEMPTS + 1):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From files to an index: the last checkpoint, then the tail of the log behind it.
+"""From files to an index: the last checkpoint, then the tail of the log after it.
 
-Segments behind the checkpoint are never removed, so each names the one before it, down to the first. A segment that no
-later one names was never finished (its creation failed): it contains nothing confirmed. Only the last segment may
-be torn. Everything found is made durable before it may be read, because after a kill the page cache can hold more
-than the disk, and an entry that was delivered once must not vanish with the next power cut. Bytes not covered by a mark
-are rewritten for that: if their sync failed before the kill, the kernel may wrongly consider them written.
+Segments after the checkpoint are never removed, so each names the one before it, down to the first. A segment that no
+later one names was never finished, because its creation failed: it contains nothing confirmed. Only the last segment
+may be torn. Everything found is made durable before it may be read, because after a kill the page cache can hold more
+than the disk, and an entry that was delivered once must not vanish with the next power cut. That is why bytes not
+covered by a mark are rewritten: if their sync failed before the kill, the kernel may wrongly consider them written.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def recover(files: FilePort, *, repair: bool) -> State:
             _log.info("%s: truncated to %d bytes, the rest was never synced", segment_name(segment.number), length)
             files.truncate(segment_name(segment.number), length)
         if repair and not segment.attested:
-            # The first mark calls the header durable before it is.
+            # The first mark already counts the header as durable, before it is.
             files.write_again(segment_name(segment.number), marked if marked > SEGMENT_HEADER_BYTES else 0)
         if repair and segment.broken_previous is not None:
             _give_header(files, state, segment.number, segment.broken_previous)
@@ -75,12 +75,12 @@ def recover(files: FilePort, *, repair: bool) -> State:
     state.next_segment = max([last, *numbers, covered]) + 1
     state.previous = (last, state.segments[last].length) if last >= 0 else (-1, 0)
     for sentence in state.damages:
-        _log.error("%s; its ledgers go on without the entries that were there", sentence)
+        _log.error("%s. Entries lost with it, if any, cannot be read; all others can", sentence)
     return state
 
 
 def load_checkpoint(files: FilePort, names: list[str], state: State) -> None:
-    """Take over the newest checkpoint that is whole."""
+    """Load the newest intact checkpoint."""
     numbers = sorted((number for name in names if (number := checkpoint_number(name)) is not None), reverse=True)
     for number in numbers:
         name = checkpoint_name(number)
@@ -115,7 +115,7 @@ def _take_over(checkpoint: Checkpoint, names: list[str], state: State) -> None:
         ledger.confirmed = max(image.entries, 0)
         lost = sum(1 for run in image.runs if run.segment not in state.segments)
         if lost:
-            state.damages.append(f"ledger {image.ledger_id}: {lost} segments with entries of it are missing")
+            state.damages.append(f"ledger {image.ledger_id} has lost entries: the segments of {lost} runs are missing")
         ledger.runs = [run for run in image.runs if run.segment in state.segments]
         for run in ledger.runs:
             state.segments[run.segment].runs[run] = ledger
@@ -134,7 +134,7 @@ def _remove_leftovers(files: FilePort, state: State, segments: list[int]) -> Non
 
 
 def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tuple[list[Found], list[int]]:
-    """The segments of the tail that count, and how far, oldest first; and those that do not."""
+    """The valid segments of the tail and how far each is valid, oldest first; and the numbers of the others."""
     found: list[Found] = []
     leftovers: list[int] = []
     named: SegmentHeader | None = None
@@ -177,8 +177,7 @@ def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tupl
 def _look_into(files: FilePort, number: int, size: int) -> tuple[bool, bool]:
     """For a file with a broken header: whether it contains records, and whether a mark says that it was once synced.
 
-    With neither it is a segment that was just being created. With records only, the crash preserved them but not the
-    header.
+    If neither, the segment was just being created. If only records, the crash preserved them but not the header.
     """
     file = files.open(segment_name(number))
     try:

@@ -28,12 +28,12 @@ from meridian_broker.engines.local.segment import (
 )
 
 DELETED_MAX: Final = 65536
-"""How many ids of deleted ledgers are remembered: half a megabyte of a checkpoint."""
+"""How many ids of deleted ledgers are remembered: they take half a megabyte of a checkpoint."""
 
 
 @dataclass(slots=True)
 class State:
-    """Everything the log says."""
+    """Everything that the log records."""
 
     ledgers: dict[int, Ledger] = field(default_factory=dict)
     segments: dict[int, Segment] = field(default_factory=dict)
@@ -43,11 +43,11 @@ class State:
     covered: int = 0
     """The last segment that the checkpoint describes."""
     checkpoints: dict[int, int] = field(default_factory=dict)
-    """The last segment that each checkpoint on disk covers, by number."""
+    """By number of each checkpoint on disk, the last segment that it covers."""
     unneeded: list[str] = field(default_factory=list)
-    """Damaged checkpoints that are older than a whole one. Nothing else would ever remove them."""
+    """Damaged checkpoints that are older than an intact one. Nothing else would ever remove them."""
     deleted: dict[int, None] = field(default_factory=dict)
-    """Ids of ledgers deleted lately, oldest first."""
+    """Ids of recently deleted ledgers, oldest first."""
     rebuilding: bool = False
     """No checkpoint is intact, so the log is the only source."""
     scanned_bytes: int = 0
@@ -57,13 +57,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A segment file on the way into the state."""
+    """A segment file to be replayed."""
 
     number: int
     end: int
     attested: bool
     broken_previous: int | None
-    """When its header is broken: the segment that probably came before."""
+    """If its header is broken: the segment that probably came before it."""
 
 
 class Replay:
@@ -75,7 +75,7 @@ class Replay:
         self._marked = 0
 
     def segment(self, found: Found, read: Callable[[int, int], bytes]) -> tuple[int, int]:
-        """Take in one segment. Returns its length without a torn tail, and how much its own marks call durable."""
+        """Replay one segment. Returns its length without a torn tail, and how much its own marks call durable."""
         self._marked = 0
         segment = Segment(found.number, length=found.end)
         self._state.segments[found.number] = segment
@@ -91,7 +91,7 @@ class Replay:
         return segment.length, self._marked
 
     def finish(self) -> None:
-        """All segments were taken in."""
+        """Call it after the last segment."""
         for ledger in self._state.ledgers.values():
             if ledger.sealed:
                 self._clamp(ledger)
@@ -158,7 +158,7 @@ class Replay:
             ledger.confirmed = state.entries
 
     def _clamp(self, ledger: Ledger) -> None:
-        """A seal says how many entries count; failed writes may have left more behind."""
+        """A seal says how many entries are valid; failed writes may have left more behind."""
         dropped = [run for run in ledger.runs if run.first >= ledger.confirmed]
         ledger.forget_unconfirmed()
         for run in dropped:
@@ -173,8 +173,8 @@ class Replay:
                 self._state.segments[run.segment].drop(run)
 
     def _move_done(self, number: int, first: int, count: int) -> None:
-        """Copies count now. If some of them lie behind the checkpoint and others before it, the checkpoint knows either
-        the originals, which then stay in use, or the others, and these here fill the hole between them."""
+        """The copies replace the originals. If only some of them are in the tail, the checkpoint has either the
+        originals, which then stay in use, or the other copies, and those in the tail fill the gap between them."""
         runs = [run for run in self._moved.pop(number, []) if first <= run.first and run.end <= first + count]
         ledger = self._state.ledgers.get(number)
         if ledger is None:
@@ -193,14 +193,14 @@ class Replay:
             kind, number, entry, length = damage.record
             ledger = self._state.ledgers.get(number)
             if kind == ENTRY and ledger is not None and entry == (ledger.runs[-1].end if ledger.runs else 0):
-                # Its head is believable: keep the place, so that reading it names the entry.
+                # Its head is plausible: keep the place, so that an attempt to read it names the entry.
                 self._entry(segment, number, entry, damage.offset, length)
                 sentence += f": entry {entry} of ledger {number}"
         self._state.damages.append(sentence)
 
 
 def remember_deleted(deleted: dict[int, None], number: int) -> None:
-    """Note a deleted ledger's id, so that it is not used again; the oldest are forgotten."""
+    """Note a deleted ledger's id, so that it is not used again; the oldest ids are forgotten."""
     deleted[number] = None
     if len(deleted) > DELETED_MAX:
         del deleted[next(iter(deleted))]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reserves the last part of a volume for operations that free space.
 
-On a volume without a free byte nothing can be freed any more: deleting a ledger writes a record, deletions take effect
+On a completely full volume, nothing can be freed any more: deleting a ledger writes a record, a deletion takes effect
 once a checkpoint is written, and consumers cannot even acknowledge what fills the volume. So new messages are refused
 while less than the *reserve* is free. Acknowledgements, deletions, checkpoints and the region's metadata, if they are
-on the same volume, may use the rest.
+on the same volume, may use the reserve.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from meridian_broker.engines.local.files import FilePort
 from meridian_broker.ledgers.store import LedgerStorageFull
 
 RESERVE_BYTES: Final = 64 << 20
-"""A segment, and a checkpoint of a million runs."""
+"""Enough for a segment and a checkpoint of a million runs."""
 RESERVE_SHARE: Final = 16
-"""No more than this part of a small volume."""
+"""On a small volume, the reserve is one part in this many."""
 
 
 class Room:
-    """How much is left of one store's volume."""
+    """The space left on one store's volume."""
 
     def __init__(self, files: FilePort) -> None:
         """:raises OSError: the volume does not say how large it is."""

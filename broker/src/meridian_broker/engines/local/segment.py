@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segment files: the bytes of the log. Building records, and reading them back from a disk that may have lost some.
 
-A segment is a header and then records, one behind the other, until it is full; then the next begins. All numbers are
-big-endian::
+A segment is a header followed by records, until it is full; then the next one begins. All numbers are big-endian::
 
     header   8s magic | u16 format | u16 zero | i64 number | i64 number of the previous one | i64 its length | u32 crc
     record   u32 length of the data | u32 crc | u8 kind | i64 ledger | i64 entry | data
 
-The record's CRC32C runs over its data and starts from a value worked out from the other four fields (`record_seed`), so
-one call checks everything: for given data, another start always gives another sum.
+The record's CRC32C covers its data and starts from a value computed from the other four fields (`record_seed`), so one
+call checks everything: for the same data, a different start always gives a different sum.
 
-Bytes behind the last finished fdatasync may be torn anywhere, and recovery must distinguish that from damage to durable
+Bytes after the last finished fdatasync may be torn anywhere, and recovery must distinguish that from damage to durable
 bytes. Two things record what *was* durable:
 
 * the next segment's header states the previous one's length, and is written only after all of it was synced;
 * each batch starts with a ``BATCH`` record that states how much of its own segment was durable when it was built. When
   the log falls idle, an empty batch states it for the last group.
 
-A broken record below such a mark is damage: it is reported, and its neighbours survive. A broken record without a mark
-behind it is the torn tail, and the log ends there.
+A broken record that such a mark covers is damage: it is reported, and its neighbours survive. One that no mark covers
+is the torn tail, and the log ends there.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ MAX_DATA_BYTES: Final = 256 << 20
 ENTRY: Final = 1
 """One entry of a ledger."""
 STATE: Final = 2
-"""A ledger was made, fenced or sealed; the data is `LedgerState`, the latest one counts."""
+"""A ledger was created, fenced or sealed. The data is a `LedgerState`; the latest one counts."""
 DELETED: Final = 3
 """A ledger was deleted."""
 MOVED: Final = 4
-"""A copy of an entry, made to empty an old segment; counts once its ``MOVE_DONE`` follows."""
+"""A copy of an entry, made to empty an old segment; valid once its ``MOVE_DONE`` follows."""
 MOVE_DONE: Final = 5
 """The entries from ``entry`` on, as many as the data says, must be read from their copies."""
 BATCH: Final = 6
@@ -67,7 +66,7 @@ _STATE_DATA: Final = struct.Struct(">qqB")
 _COUNT: Final = struct.Struct(">q")
 
 SCAN_CHUNK_BYTES: Final = 4 << 20
-"""How much of a segment is in memory while it is scanned."""
+"""Bytes of a segment in memory at a time while it is scanned."""
 
 PRIME: Final = 4294967291
 ENTRY_FACTOR: Final = 2654435761
@@ -94,9 +93,9 @@ class SegmentHeader(NamedTuple):
 
     number: int
     previous: int
-    """Number of the segment before, -1 for none."""
+    """Number of the previous segment; -1: none."""
     previous_length: int
-    """How many bytes of it count; all of them were durable when this header was written."""
+    """How many bytes of that segment are valid; all of them were durable when this header was written."""
 
 
 class LedgerState(NamedTuple):
@@ -104,14 +103,14 @@ class LedgerState(NamedTuple):
 
     fence: int
     entries: int
-    """Number of entries once sealed, else -1."""
+    """Number of entries if sealed, else -1."""
     sealed: bool
     label: bytes = b""
-    """The ledger's label, the rest of the record. It is repeated each time, because the first record may be gone."""
+    """The ledger's label: the rest of the record. Every record repeats it, because the first one may be gone."""
 
 
 class Record(NamedTuple):
-    """A record that was found whole."""
+    """An intact record."""
 
     kind: int
     ledger: int
@@ -119,17 +118,17 @@ class Record(NamedTuple):
     offset: int
     length: int
     data: bytes
-    """Empty for ``ENTRY`` and ``MOVED``: a scan needs their places only."""
+    """Empty for ``ENTRY`` and ``MOVED``: a scan needs only their places."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that were durable once and cannot be read now."""
+    """Bytes that were once durable and cannot be read now."""
 
     offset: int
     end: int
     record: tuple[int, int, int, int] | None
-    """(kind, ledger, entry, length) as its head says, when the record behind it is whole; else None."""
+    """(kind, ledger, entry, length) from its head, if that leads to an intact record; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ class TornTail:
 
 @lru_cache(maxsize=1024)
 def ledger_seed(kind: int, ledger: int) -> int:
-    """The part of `record_seed` that a writer works out once."""
+    """The part of `record_seed` that a writer computes once."""
     return int(crc32c(_LEDGER.pack(kind, ledger)))
 
 
@@ -151,14 +150,14 @@ def record_seed(seed: int, entry: int, length: int) -> int:
 
 
 def record_head(kind: int, ledger: int, entry: int, data: bytes) -> bytes:
-    """The bytes before ``data``. The append path has the same inlined (`log.Log.append`)."""
+    """The bytes before ``data``. The append path has this inlined (`log.Log.append`)."""
     length = len(data)
     crc = crc32c(data, record_seed(ledger_seed(kind, ledger), entry, length))
     return RECORD.pack(length, crc, kind, ledger, entry)
 
 
 def record(kind: int, ledger: int, entry: int, data: bytes) -> bytes:
-    """A small record whole."""
+    """A complete small record."""
     return record_head(kind, ledger, entry, data) + data
 
 
@@ -180,9 +179,9 @@ def unpack_count(data: bytes) -> int:
 
 
 def batch_record(number: int, offset: int, durable: int) -> bytes:
-    """Starts a batch at ``offset`` of segment ``number``; the first ``durable`` bytes of it are known to be synced.
+    """Starts a batch at ``offset`` of segment ``number``, whose first ``durable`` bytes are known to be synced.
 
-    It names its own place, so that a search for it after damage cannot mistake a copy for it.
+    It names its own place, so that a search after damage cannot mistake a copy for it.
     """
     return record(BATCH, number, offset, _BATCH_DATA.pack(_BATCH_MAGIC, durable))
 
@@ -198,9 +197,9 @@ def segment_header(header: SegmentHeader) -> bytes:
 
 
 def unpack_segment_header(data: bytes, name: str) -> SegmentHeader | None:
-    """The header, or None when it is not whole.
+    """The header; None: it is not intact.
 
-    :raises SegmentFormatError: it is whole and of a newer format.
+    :raises SegmentFormatError: it is intact and in a newer format.
     """
     if len(data) < SEGMENT_HEADER_BYTES:
         return None
@@ -209,8 +208,8 @@ def unpack_segment_header(data: bytes, name: str) -> SegmentHeader | None:
         return None
     if version > FORMAT_VERSION:
         raise SegmentFormatError(
-            f"{name} has log format {version} and this broker reads up to {FORMAT_VERSION}: a newer broker wrote it, "
-            "start that version again"
+            f"{name} was written by a newer version of Meridian (log format {version}, this one reads up to "
+            f"{FORMAT_VERSION}); upgrade this broker"
         )
     return SegmentHeader(number, previous, previous_length)
 
@@ -219,8 +218,8 @@ class Scanner:
     """Walks the records of one segment.
 
     :param read: ``read(offset, length)`` of the file.
-    :param end: how many bytes count.
-    :param attested: all of them are known to have been durable (the next segment says so).
+    :param end: how many bytes are valid.
+    :param attested: all of them are known to have been durable, because the next segment says so.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], number: int, end: int, *, attested: bool) -> None:
@@ -232,7 +231,7 @@ class Scanner:
         self._chunk = b""
 
     def scan(self, start: int = SEGMENT_HEADER_BYTES) -> Iterator[Record | Damage | TornTail]:
-        """Everything from ``start``; a `TornTail` comes last, when there is one."""
+        """Everything from ``start`` on; a `TornTail`, if there is one, comes last."""
         offset = start
         while offset < self._end:
             offset = yield from self._whole_records(offset)
@@ -245,7 +244,7 @@ class Scanner:
             head = self._head(offset)
             if head is not None:
                 after = offset + RECORD_BYTES + head[3]
-                if after < self._end and after <= resume and self._is_whole(after):  # no mark stands inside a record
+                if after < self._end and after <= resume and self._is_whole(after):  # no mark lies inside a record
                     resume = after
                 elif after != resume:
                     head = None
@@ -257,7 +256,7 @@ class Scanner:
         return max((durable for _, durable in self._marks(SEGMENT_HEADER_BYTES)), default=0)
 
     def _whole_records(self, offset: int) -> Generator[Record, None, int]:
-        """Yield records until one is broken or the end is reached; return where that is."""
+        """Yield records until one is broken or the end is reached; return that offset."""
         end = self._end
         unpack = RECORD.unpack_from
         seeds: dict[tuple[int, int], int] = {}
@@ -292,7 +291,7 @@ class Scanner:
             self._base, self._chunk = offset, self._read(offset, wanted)
 
     def _head(self, offset: int) -> tuple[int, int, int, int] | None:
-        """(kind, ledger, entry, length) when they can be true."""
+        """(kind, ledger, entry, length) if they are plausible; else None."""
         self._fill(offset, RECORD_BYTES)
         at = offset - self._base
         if at + RECORD_BYTES > len(self._chunk):
@@ -303,7 +302,7 @@ class Scanner:
         return kind, ledger, entry, length
 
     def _durable_behind(self, broken: int) -> int | None:
-        """Where to go on after a broken record that was durable once; None when nothing says that it was."""
+        """Where to resume after a broken record that was once durable; None: nothing says that it was."""
         first: int | None = None
         durable = self._end if self._attested else 0
         for offset, mark in self._marks(broken + 1):
@@ -315,7 +314,7 @@ class Scanner:
         return self._end if durable > broken else None
 
     def _marks(self, start: int) -> Iterator[tuple[int, int]]:
-        """Every whole ``BATCH`` record from ``start``: its offset and how much it says was durable."""
+        """Every intact ``BATCH`` record from ``start`` on: its offset, and how much it says was durable."""
         overlap = BATCH_BYTES
         while start < self._end:
             data = self._read(start, min(SCAN_CHUNK_BYTES, self._end - start))

@@ -22,11 +22,11 @@ class EngineStats:
     appends: int = 0
     """Entries that became durable."""
     append_bytes: int = 0
-    """Their bytes, heads not included."""
+    """Their bytes, without headers."""
     written_bytes: int = 0
-    """Bytes given to the log, heads, copies and marks included."""
+    """Bytes written to the log, including headers, copies and marks."""
     write_failures: int = 0
-    """Times the disk refused a batch."""
+    """Times that the disk refused a write."""
     syncs: int = 0
     """fdatasync calls of the log."""
     sync_seconds: float = 0.0
@@ -38,9 +38,9 @@ class EngineStats:
     read_entries: int = 0
     read_bytes: int = 0
     index_loads: int = 0
-    """Times a run's places had to be read back from an index file."""
+    """Times that a run's places had to be read back from an index file."""
     damaged_entries: int = 0
-    """Entries that failed their checksum, or were lost to damage, when they were read."""
+    """Entries that failed their checksum, or turned out to be lost to damage, when read."""
     moved_bytes: int = 0
     """Bytes copied to empty old segments."""
     segments_removed: int = 0

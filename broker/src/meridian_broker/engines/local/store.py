@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local `LedgerStore`: composition of log, committer, index and files, and the rules of ledgers.
+"""The local `LedgerStore`: composes log, committer, index and files, and enforces the rules of ledgers.
 
     open -> recover the index -> start the committer ...... append -> batch -> writev + fdatasync -> done
                                                             read  <- index <- pread
 
-One store owns its directory (a lock says so). All methods run on the event loop's thread.
+One store owns its directory, by a lock. All methods run on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from meridian_broker.ledgers.store import (
 )
 
 SEGMENT_BYTES: Final = 64 << 20
-"""Default size of a segment: small enough that space comes back soon, large enough that thousands hold terabytes."""
+"""Default size of a segment: small enough that space is freed soon, large enough that thousands hold terabytes."""
 CHECKPOINT_BYTES: Final = 128 << 20
 """Default: with two segments on top, a start reads 256 MiB of log at most."""
 COMPACTION_BYTES_PER_SECOND: Final = 32 << 20
@@ -157,14 +157,14 @@ class LocalLedgerStore:
         index_entries: int = INDEX_ENTRIES,
         compaction_bytes_per_second: int = COMPACTION_BYTES_PER_SECOND,
     ) -> LocalLedgerStore:
-        """Lock the directory, recover its content, start.
+        """Lock the directory, recover its content, and start.
 
         :param files: the file port; the operating system's own when None.
         :param segment_bytes: size of a segment file.
-        :param checkpoint_bytes: a start reads at most this much log, and two segments.
+        :param checkpoint_bytes: a start reads at most this much log, plus two segments.
         :param index_entries: how many places of entries in closed segments stay in memory, 8 bytes each.
         :param compaction_bytes_per_second: rate at which mostly dead segments are compacted.
-        :raises LedgerError: another process has the directory, its files are of a newer format, or the disk fails.
+        :raises LedgerError: another process uses the directory, its files have a newer format, or the disk fails.
         """
         try:
             port = files if files is not None else OsFiles(Path(directory), make=True)
@@ -227,7 +227,7 @@ class LocalLedgerStore:
         return stats
 
     def figures(self) -> StorageFigures:
-        """See `meridian_broker.ledgers.storage.LedgerStorage`, like the next three."""
+        """See `meridian_broker.ledgers.storage.LedgerStorage`, also for the next three."""
         return self.stats().figures()
 
     @property
@@ -259,7 +259,7 @@ class LocalLedgerStore:
     async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> LocalWriter:
         self._check_open()
         if len(label) > LABEL_BYTES_MAX:
-            raise LedgerError(f"a label of {len(label)} bytes: the limit is {LABEL_BYTES_MAX}")
+            raise LedgerError(f"a label of {len(label)} bytes is too long: the limit is {LABEL_BYTES_MAX}")
         if ledger_id < 0 or ledger_id in self._ledgers or ledger_id in self._making or ledger_id in self._deleted:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
         ledger = Ledger(ledger_id, fence, ledger_seed(ENTRY, ledger_id), label)
@@ -317,15 +317,15 @@ class LocalLedgerStore:
 
     @property
     def is_apart(self) -> bool:
-        """The volume can be restored without the metadata, and they without it."""
+        """True: the volume can be restored without the metadata, and the metadata without the volume."""
         return True
 
     async def older_than(self, _age_ms: int, /) -> list[OldLedger]:
-        """Opening a topic finds those of its ledgers that the metadata do not name."""
+        """None: opening a topic finds those of its ledgers that its metadata does not name."""
         return []
 
     def newest_fence(self) -> int:
-        """The highest owner epoch any ledger has seen; 0 if there is none."""
+        """The highest owner epoch of any ledger; 0: there is none."""
         return max((ledger.fence for ledger in self._ledgers.values()), default=0)
 
     async def list(self) -> list[LedgerInfo]:
@@ -368,7 +368,7 @@ class LocalLedgerStore:
         await heard
 
     async def _drain(self) -> None:
-        """Wait until everything queued so far was reported."""
+        """Wait until everything queued so far has been reported."""
         heard: asyncio.Future[None] = self._loop.create_future()
         self.log.tell(lambda _: heard.set_result(None), LedgerError("drained"))
         await heard

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Background work of the engine: index files, checkpoints, and freeing space.
 
-One task does all of it, one step after the other, so that no step sees another half done:
+One task does all of it, step by step, so that no step sees another one half done:
 
 1. every closed segment gets its index file;
-2. when enough log lies behind the last checkpoint, or space waits to be freed, a checkpoint is written;
-3. a segment that held nothing alive when the checkpoint *before* the newest was written is unlinked. So either of the
-   two checkpoints kept finds every file it names, and the log behind the older one is complete;
+2. when the log after the last checkpoint is long enough, or space is waiting to be freed, a checkpoint is written;
+3. a segment that held nothing alive when the checkpoint *before* the newest was written is unlinked. So for either of
+   the two checkpoints kept, every file that it names exists, and the log after the older one is complete;
 4. the segment that frees the most is compacted: its live entries are copied to the end of the log (`compaction`).
 """
 
@@ -40,11 +40,11 @@ from meridian_broker.ledgers.periodic import PeriodicWork
 from meridian_broker.ledgers.store import LedgerError
 
 YIELD_EVERY: Final = 256
-"""Ledgers or runs handled between two looks at the loop: well under a millisecond."""
+"""Ledgers or runs handled before the loop gets its turn: well under a millisecond."""
 PAUSE_SECONDS: Final = 1.0
-"""Between two rounds, so that many small deletions share a checkpoint."""
+"""Pause between two rounds, so that many small deletions share a checkpoint."""
 IDLE_SECONDS: Final = 30.0
-"""There is a turn at least this often: it finds segments that may be tried again, and shows that the work is alive."""
+"""A turn runs at least this often: it retries segments that were left alone, and shows that the work is alive."""
 ROUNDS_MAX: Final = 64
 """A call of `tidy` stops after this many rounds; the next one continues."""
 
@@ -54,7 +54,8 @@ class UpkeepSettings:
     """When upkeep does each kind of work."""
 
     checkpoint_bytes: int
-    """A checkpoint is due when this much log lies behind the last one. A start reads at most this and two segments."""
+    """A checkpoint is due when the log after the last one is this long. A start reads at most this, plus two segments.
+    """
     compaction_bytes_per_second: int
     """Rate at which old segments are compacted: a fraction of a disk's bandwidth, so that appends are not slowed
     down."""
@@ -87,14 +88,14 @@ class Upkeep:
         self._covered = state.covered
         self._dead_before: set[int] = set()
         self._leaving = list(state.unneeded)
-        """Unneeded files that the disk has not deleted yet."""
+        """Files that are no longer needed and not unlinked yet."""
         self._compaction = Compaction(
             *(log, places, reads, stats, segment_bytes, settings.compaction_bytes_per_second),
             stopping=lambda: self._stopping,
             clock=clock,
         )
         self.work = PeriodicWork(
-            "look after the ledger files",
+            "maintain the ledger files",
             f"space in {files.place} is not freed and the next start takes longer",
             self._rounds,
             PAUSE_SECONDS,
@@ -110,16 +111,16 @@ class Upkeep:
             self._wanted.set()
 
     def kick(self) -> None:
-        """There may be something to do."""
+        """Wake the task: there may be something to do."""
         self._wanted.set()
 
     def stop(self) -> None:
-        """End after the present step."""
+        """End after the current step."""
         self._stopping = True
         self._wanted.set()
 
     async def run(self) -> None:
-        """Until `stop`: failures are reported and retried after a pause."""
+        """Work until `stop`; failures are reported and retried after a pause."""
         while not self._stopping:
             idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._wanted.set)
             try:
@@ -142,10 +143,10 @@ class Upkeep:
                 if self._stopping or not await self._round():
                     return
         except OSError as error:
-            raise LedgerError(f"the disk of {self._files.place} reports an error: {error}") from error
+            raise LedgerError(f"the disk of {self._files.place} reports an error ({error}): check it") from error
 
     async def _sleep(self, seconds: float) -> None:
-        """Cut short by `stop`."""
+        """Sleep; `stop` cuts it short."""
         while seconds > 0 and not self._stopping:
             await asyncio.sleep(min(seconds, PAUSE_SECONDS / 10))
             seconds -= PAUSE_SECONDS / 10
@@ -154,7 +155,7 @@ class Upkeep:
         self._wanted.set()
 
     async def _round(self) -> bool:
-        """One step of each kind. False: nothing was left to do."""
+        """One step of each kind. False: nothing is left to do."""
         if self._leaving:
             await self._unlink()
         for segment in [each for each in self._log.segments.values() if each.closed and not each.indexed]:
@@ -207,7 +208,7 @@ class Upkeep:
             segments[segment.number] = segment.length
         covered = max(segments, default=self._covered)
         if covered < self._covered:
-            # An index file was found broken just now; the next round writes it again first.
+            # An index file was just found broken: the next round rewrites it first.
             return
         dead = self._dead() & segments.keys()
         ledgers: list[bytes] = []
@@ -226,7 +227,7 @@ class Upkeep:
         self._dead_before = dead
 
     async def _release(self, numbers: set[int]) -> None:
-        """Unlink segments, and checkpoints beyond the newest two."""
+        """Unlink these segments, and all checkpoints but the newest two."""
         self._leaving += [checkpoint_name(number) for number in self._checkpoints[:-2]]
         del self._checkpoints[:-2]
         for number in numbers:
@@ -237,7 +238,7 @@ class Upkeep:
         await self._unlink()
 
     async def _unlink(self) -> None:
-        """Files that the disk refuses to unlink are retried in the next round."""
+        """Unlink files; those that the disk refuses to unlink are retried in the next round."""
         await self._in_thread(lambda: _unlink(self._files, self._leaving))
         self._leaving = []
 

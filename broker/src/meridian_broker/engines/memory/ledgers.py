@@ -45,7 +45,7 @@ class MemoryDisk:
 
     ledgers: dict[int, StoredLedger] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
-    """Every id that was ever made (R1)."""
+    """Every id ever used (R1)."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class MemoryReader:
     """See `meridian_broker.ledgers.store.Reader`."""
 
     def __init__(self, handle: _Handle, store: MemoryLedgerStore | None = None) -> None:
-        """:param store: notices that the ledger grows, and counts reads; None: neither."""
+        """:param store: tells when the ledger grows, and counts reads; None: neither."""
         self._store = store
         self._handle = handle
 
@@ -186,7 +186,7 @@ class MemoryLedgerStore:
             write.done(write.refusal or LedgerWriteFailed(f"the memory disk refused a write: {self._failure}"))
 
     def fail_writes(self, reason: str) -> None:
-        """The disk refuses everything that is queued or comes, until `repair`."""
+        """The disk refuses everything queued, and everything new until `repair`."""
         self._failure = reason
         failed = LedgerWriteFailed(f"the memory disk refused a write: {reason}")
         for handle in self._handles.values():
@@ -221,7 +221,7 @@ class MemoryLedgerStore:
         if ledger_id < 0 or ledger_id in self.disk.used or ledger_id in self._taken:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
         if len(label) > LABEL_BYTES_MAX:
-            raise LedgerError(f"a label of {len(label)} bytes: the limit is {LABEL_BYTES_MAX}")
+            raise LedgerError(f"a label of {len(label)} bytes is too long: the limit is {LABEL_BYTES_MAX}")
         self._taken.add(ledger_id)
         handle = _Handle(ledger_id, StoredLedger(fence, label=label))
         handle.refusal = None

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from meridian_broker.ledgers.objects import ObjectInfo, ObjectNotFound, ObjectStoreAway
 
 Fault = Callable[[str, str], None]
-"""Called with the name of the operation and the key before it is done; may raise."""
+"""Called before each operation, with its name and the key; may raise."""
 
 
 class MemoryObjects:
     """See `meridian_broker.ledgers.objects.ObjectStore`."""
 
     def __init__(self, bucket: dict[str, bytes] | None = None) -> None:
-        """:param bucket: what an earlier one left; an empty one when None."""
+        """:param bucket: what an earlier store left; None: an empty one."""
         self.bucket = bucket if bucket is not None else {}
         self.fault: Fault = lambda _operation, _key: None
         self.requests = 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An `ObjectStore` in a bucket of S3, or of a store that speaks its protocol.
 
-The client is ``obstore``. It takes credentials where AWS's own tools take them in a process without a shell: the
-variables ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN``, a web identity (IRSA), the
-container's, the machine's. It renews them, repeats what failed for a while, and none of them is in a message of it.
+The client is ``obstore``. It takes credentials from the places that AWS's own tools use in a process without a shell:
+the variables ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN``, a web identity (IRSA), the
+container, the machine. It renews them, retries failed requests for a while, and keeps credentials out of its messages.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ except ImportError:
 T = TypeVar("T")
 
 REQUESTS_AT_ONCE: Final = 32
-"""Each holds at most a chunk in memory."""
+"""Each request holds at most one chunk in memory."""
 STATUS: Final = re.compile(r"status code: (\d{3})")
-"""In a message of the client, whose exceptions do not tell it for all requests."""
+"""The HTTP status in a message of the client, whose exceptions do not carry it for all requests."""
 NOT_FOUND: Final = 404
 DENIED: Final = (401, 403)
 PASSING: Final = (408, 429)
-"""The store takes the blame for these, or asks for patience."""
+"""The request may succeed later: it timed out, or came too soon."""
 PATIENCE_SECONDS: Final = 5.0
-"""For a connection."""
+"""Time allowed for connecting."""
 
 
 class S3Objects:
@@ -59,7 +59,7 @@ class S3Objects:
 
     @property
     def where(self) -> str:
-        """The bucket, its part and its endpoint."""
+        """The bucket, with the part of it, and the endpoint."""
         part = f"/{self._place.prefix}" if self._place.prefix else ""
         return f"bucket {self._place.bucket}{part} at {self._place.endpoint or 'AWS S3'}"
 
@@ -96,7 +96,7 @@ class S3Objects:
             pass  # one of them; the others are deleted
 
     async def close(self) -> None:
-        """What is under way ends."""
+        """Refuse new requests; those under way continue."""
         self._is_closed = True
 
     async def _ask(self, doing: str, request: Callable[[], Awaitable[T]]) -> T:
@@ -147,8 +147,8 @@ def _ours(error: Exception, doing: str) -> ObjectStoreError:
         return ObjectNotFound(f"{doing}: there is no such object")
     if status in DENIED:
         return ObjectStoreRefused(
-            f"{doing}: the store refuses these credentials, or what they may do: check them and the bucket's policy "
-            f"({said})"
+            f"{doing}: the store refuses these credentials, or grants them too little: check them and the bucket's "
+            f"policy ({said})"
         )
     if status // 100 in (3, 4) and status not in PASSING:
         return ObjectStoreRefused(f"{doing}: the store refuses the request: check endpoint and region ({said})")
@@ -156,5 +156,5 @@ def _ours(error: Exception, doing: str) -> ObjectStoreError:
 
 
 def _first_line(error: Exception) -> str:
-    """Behind it the client repeats the whole chain of causes."""
+    """The first line of a message. After it, the client repeats the whole chain of causes."""
     return (str(error).strip() or repr(error)).splitlines()[0][:400]

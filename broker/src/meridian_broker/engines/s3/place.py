@@ -15,16 +15,16 @@ class S3Place:
 
     bucket: str
     region: str = ""
-    """AWS region. Empty: what the environment says, else us-east-1."""
+    """AWS region. Empty: the environment's, else us-east-1."""
     endpoint: str = ""
-    """URL of the store; empty: that of AWS."""
+    """URL of the store. Empty: that of AWS."""
     prefix: str = ""
-    """What all keys begin with, without slashes at the ends."""
+    """Prefix of all keys, without slashes at its ends."""
     ca_file: Path | None = None
-    """Authorities that sign the store's certificate, PEM, besides those of the system."""
+    """PEM file with authorities that sign the store's certificate, besides those of the system."""
     max_attempts: int = 4
     timeout_seconds: float = 30.0
-    """Longest time for one request, and again for the attempts after the first."""
+    """Time limit of one request, and again of all its retries together."""
 
     def describe(self) -> dict[str, Any]:
         """As JSON, for another process."""
@@ -32,6 +32,6 @@ class S3Place:
 
     @classmethod
     def described(cls, source: Mapping[str, Any]) -> S3Place:
-        """The other way round."""
+        """The inverse of ``describe``."""
         ca_file = source["ca_file"]
         return cls(**{**source, "ca_file": None if ca_file is None else Path(ca_file)})

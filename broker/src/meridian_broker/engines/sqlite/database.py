@@ -22,7 +22,7 @@ from typing import Any
 from meridian_broker.metadata.store import Change, MetadataError, MetadataFull, MetadataUnavailable
 
 FORMAT = 1
-"""Version of the tables. A file with a greater one is refused, an older one would be upgraded here."""
+"""Version of the tables. A file with a newer one is refused; an older one would be upgraded here."""
 
 APPLICATION_ID = 0x4D455244
 """Marks the file as ours ("MERD") for ``file`` and for us."""
@@ -82,7 +82,7 @@ class Database:
     def start(self) -> None:
         """Open the file; blocks until that is done.
 
-        :raises MetadataError: the file is in use, of a newer format or not ours.
+        :raises MetadataError: the file is in use, has a newer format or is not ours.
         """
         self._thread.start()
         error = self._started.get()
@@ -136,7 +136,7 @@ class Database:
         sql.execute("DELETE FROM entries WHERE lease IS NOT NULL")
 
     def _serve(self, sql: sqlite3.Connection) -> bool:
-        """One batch. False: asked to stop."""
+        """Run one batch. False: the thread was asked to stop."""
         jobs: list[Job] = []
         item = self._queue.get()
         while item is not None:
@@ -169,7 +169,7 @@ class Database:
             sql.execute("COMMIT")
             self._revision = revision
         except Exception as error:
-            with suppress(sqlite3.Error):  # a disk that fails may fail this, too; the thread must go on
+            with suppress(sqlite3.Error):  # on a failing disk, this may fail, too; the thread must go on
                 if sql.in_transaction:
                     sql.execute("ROLLBACK")
             for job in jobs:
@@ -178,7 +178,7 @@ class Database:
 
 
 def _for_this_user_only(path: Path) -> None:
-    """SQLite cannot set the mode of the file; its journal inherits it. A failure here fails again in SQLite."""
+    """Set the file's mode, which SQLite cannot do; its journal inherits it. SQLite reports any failure here again."""
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         path.chmod(0o600)
@@ -190,7 +190,7 @@ def _open(path: Path) -> sqlite3.Connection:
     _for_this_user_only(path)
     sql = sqlite3.connect(path, isolation_level=None, timeout=2.0, cached_statements=32)
     try:
-        # Exclusive: a second process on the file would not be notified of our changes. It also spares the shared
+        # Exclusive: a second process on the file would not be notified of our changes. This also saves the shared
         # memory.
         sql.execute("PRAGMA locking_mode = EXCLUSIVE")
         sql.execute("PRAGMA cache_size = -512")
@@ -205,7 +205,8 @@ def _open(path: Path) -> sqlite3.Connection:
             raise MetadataError(f"{path} is an SQLite file of another program: choose another data directory")
         if found > FORMAT:
             raise MetadataError(
-                f"{path} has metadata format {found}, made by a newer version; this one reads up to {FORMAT}: upgrade"
+                f"{path} was written by a newer version of Meridian (metadata format {found}, this one reads up to "
+                f"{FORMAT}); upgrade this broker"
             )
         if empty:
             for statement in _SCHEMA.split(";"):

@@ -44,7 +44,7 @@ CHILDREN_PAGE = 512
 """Paths read at once while listing children."""
 
 LEASE_MARGIN = 0.2
-"""Share of a lease's time, at its end, in which the holder must no longer rely on it."""
+"""Share of a lease's time, at its end, during which the holder must not rely on it."""
 
 
 class SqliteMetadataStore:
@@ -61,10 +61,10 @@ class SqliteMetadataStore:
 
     @classmethod
     async def open(cls, path: Path | str) -> SqliteMetadataStore:
-        """Open or make the file.
+        """Open or create the file.
 
         :raises MetadataUnavailable: another process uses it, or the disk refuses.
-        :raises MetadataError: it is of a newer format, damaged, or not ours.
+        :raises MetadataError: it has a newer format, is damaged, or is not ours.
         """
         store = cls(Path(path))
         await asyncio.to_thread(store._database.start)
@@ -186,7 +186,7 @@ class SqliteMetadataStore:
                     watcher.offer(job.changes)
             future: asyncio.Future[Any] = job.ticket  # type: ignore[assignment]
             if future.done():
-                continue  # the caller was cancelled; its request is done nevertheless
+                continue  # the caller was cancelled; its request is executed all the same
             if job.error is not None:
                 future.set_exception(job.error)
             else:
@@ -277,7 +277,7 @@ def _expect(transaction: Transaction, path: str, expected: int) -> None:
 
 
 def _write(transaction: Transaction, operation: Put | Delete) -> bool:
-    """Do it, and note the change. Says whether there was something before."""
+    """Execute it and note the change. Returns whether anything changed."""
     if isinstance(operation, Put):
         transaction.sql.execute(
             "INSERT INTO entries VALUES (?, ?, ?, ?) ON CONFLICT (path) DO UPDATE"
