@@ -328,7 +328,7 @@ async def test_of_entries_that_come_together_none_is_stored_when_one_cannot_be()
         await scheduler.close()
 
 
-@pytest.mark.logs_error("entries that waited for it cannot be stored")
+@pytest.mark.logs_error("entries waiting for it cannot be stored")
 async def test_entries_that_cannot_be_stored_keep_none_waiting_that_came_after_them() -> None:
     """While a ledger is being made."""
     scheduler = LoopScheduler()
@@ -344,7 +344,7 @@ async def test_entries_that_cannot_be_stored_keep_none_waiting_that_came_after_t
         await scheduler.close()
 
 
-@pytest.mark.logs_error("an append failed half way")
+@pytest.mark.logs_error("an append failed halfway")
 @pytest.mark.parametrize("fails_at", [0, 1, 2])
 async def test_a_log_whose_store_raises_half_way_takes_no_more_and_is_opened_with_what_is_there(
     fails_at: int, monkeypatch: pytest.MonkeyPatch

@@ -51,7 +51,7 @@ class AppendableLog(DurableLog):
         """The ledger of the writer."""
         self._last_number = 0
         self._room = 0
-        """The entry, and the bytes, after which the ledger is full."""
+        """Last entry id, and bytes left, before the ledger is full."""
         self._times = BlockTimes()
         """Times in the ledger being written, including entries that are not durable yet."""
         self._rolling = False
@@ -63,16 +63,17 @@ class AppendableLog(DurableLog):
         self._known_origins: dict[str, Position] = {}
         """As of the opening; ``_known_own`` may also be an entry that is no longer stored anywhere (``follow``)."""
         self._own_link = EARLIEST
-        """``prev`` of the next own entry; claims nothing before that one while other regions may know of more (R5)."""
+        """``prev`` of the next own entry; claims nothing before that entry while other regions may know of more
+        (R5)."""
         self._own_waits = False
         """Own entries go to a new ledger, because their predecessor has changed."""
         self.is_joined = True
-        """False: before the first own entry is published every region should be asked whether it has more of ours."""
+        """False: before the first own entry is published, ask every region whether it has more of ours."""
         self.holes = Holes()
         self.last_origin: dict[str, Position] = {}
         """Last entry appended of every other region (R4)."""
         self.joined: dict[str, Position] = {}
-        """Before which first entry ever of a region there were others (R21)."""
+        """Per origin, the join point: the copy here never contained entries up to it (R21)."""
 
     @property
     def last_own(self) -> Position:
@@ -88,7 +89,7 @@ class AppendableLog(DurableLog):
     def append_own(self, entries: Sequence[OwnEntry], done: AppendedToLog, tokens: list[Any]) -> None:
         """Append entries first stored here. ``done`` is called with all their tokens, in order, in one or more calls.
 
-        Every entry is packed before the first is appended: if one cannot be stored this raises, and nothing changes.
+        Every entry is packed before the first is appended: if one cannot be stored, this raises and nothing changes.
         """
         writer = self._writer
         if writer is None or self._rolling or self._own_waits:
@@ -140,7 +141,7 @@ class AppendableLog(DurableLog):
     def append_foreign(self, header: EntryHeader, body: bytes | memoryview, done: AppendedToLog, token: Any) -> None:
         """Append an entry of another region; the caller has checked that it is the next one of its origin (R4).
 
-        Or one of this region's own that it lost, and that another region had (R5).
+        Or one of this region's own that it lost and another region still had (R5).
         """
         entry = pack_foreign(header) + body
         is_own = header.region == self._codes.names[0]
@@ -164,18 +165,17 @@ class AppendableLog(DurableLog):
             self._roll()
 
     def _append(self, writer: Writer, stored: list[bytes], done: AppendedToLog, tokens: list[Any]) -> bool:
-        """Pass packed entries to the store. False: that failed half way, and ``done`` is called with it in the next
-        turn.
+        """Pass packed entries to the store. False: that failed halfway; ``done`` gets the error in the next turn.
 
-        The store may then have some of them, and which ones is not known, so nothing is appended behind them: the log
-        fails, and the next opening reads what is there.
+        The store may then have an unknown part of them, so nothing is appended after them: the log fails, and the next
+        opening reads what is there.
         """
         append, on_durable = writer.append, self._on_durable
         try:
             for entry in stored:
                 append(entry, on_durable)
         except Exception as raised:
-            _log.exception("ledger %d: an append failed half way", self._writing)
+            _log.exception("ledger %d: an append failed halfway", self._writing)
             failure = LedgerError(f"entries could not be appended to ledger {self._writing}: {raised!r}")
             self._scheduler.defer(lambda: done(tokens, failure))
             on_durable(failure)
@@ -184,9 +184,7 @@ class AppendableLog(DurableLog):
         return True
 
     def pass_over(self, region: str, after: Position, upto: Position) -> None:
-        """The entries of another region between the two will not arrive; without effect if others arrived after
-        them.
-        """
+        """The entries of another region between the two will not arrive. No effect if later ones arrived already."""
         if self.last_origin.get(region, EARLIEST) == after:
             self.last_origin[region] = upto
 
@@ -266,7 +264,7 @@ class AppendableLog(DurableLog):
         except Exception as error:
             why = error if isinstance(error, LedgerError) else LedgerError(f"no new ledger could be created: {error}")
             self._rolling = False
-            self._fail(why)  # whoever uses the log is told; a traceback says more than that only of a bug
+            self._fail(why)  # the log's users are told; only a bug needs a traceback
             if not isinstance(error, (LedgerError, MetadataError)):
                 raise
             return
@@ -280,21 +278,21 @@ class AppendableLog(DurableLog):
                     self.append_own(each.entries, each.done, each.tokens)
                 else:
                     self.append_foreign(each.header, each.body, each.done, each.tokens[0])
-            except Exception as raised:  # callers behind it need an answer, too
-                _log.exception("ledger %d: entries that waited for it cannot be stored", self._writing)
+            except Exception as raised:  # callers after it need an answer, too
+                _log.exception("ledger %d: entries waiting for it cannot be stored", self._writing)
                 each.done(each.tokens, LedgerError(f"entries cannot be stored: {raised!r}"))
 
     def _next_span(self, ledger_id: int) -> Span:
         return Span(ledger_id, *self._ends(), is_joined=self.is_joined or self._is_chain_known())
 
     def _is_chain_known(self) -> bool:
-        """Whether this opening has published already, so that the predecessor of the next own entry is certain."""
+        """Whether something was published since the opening, so the next own entry's predecessor is certain."""
         has_published = self._own_link.ledger == self._writing and self._own_link.entry >= 0
         return self._writing >= 0 and (has_published or self._chapters[-1].is_joined)
 
     def _ends(self) -> tuple[Position, dict[str, Position]]:
         """The last own entry and the last one of every other region that are or were durable. Entries on their way to
-        the disk may never arrive; counting them would mean that they are never sent again."""
+        the disk may never arrive; if they were counted, they would never be sent again."""
         if not self._chapters:
             return self._known_own, self._known_origins
         own, origins = self._chapters[-1].ends()

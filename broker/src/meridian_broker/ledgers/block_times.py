@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The earliest and the latest publish time of each block of a ledger's entries (R12).
 
-Keeping each time would cost every topic eight bytes an entry. So only the earliest and the latest time of each *block*
-of entries are kept. They show in which block a time is first reached, even if entries are out of order, as those of
-other regions and of publishers with different clocks are.
+Keeping every time would cost eight bytes per entry, so only the earliest and the latest time of each *block* of entries
+are kept. They show in which block a time is first reached, even if entries are out of order, as with other regions or
+publishers whose clocks differ.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class BlockTimes:
     __slots__ = ("_earliest", "_latest")
 
     def __init__(self) -> None:
-        self._earliest = array("Q")  # as the client claims: any 64-bit number of milliseconds
+        self._earliest = array("Q")  # claimed by the client: any 64-bit number of milliseconds
         self._latest = array("Q")
 
     def note(self, first: int, count: int, earliest_ms: int, latest_ms: int) -> None:
-        """The next ``count`` entries, from ``first`` on, were published between the two."""
+        """The next ``count`` entries, from ``first`` on, were published between these times."""
         earliest, latest = self._earliest, self._latest
         earliest_ms, latest_ms = earliest_ms or 1, latest_ms or 1  # 0 stands for "not known"
         for block in range(first // BLOCK, (first + count - 1) // BLOCK + 1):
@@ -48,10 +48,10 @@ class BlockTimes:
         return max(self._latest, default=0)
 
     def between(self, entry: int) -> tuple[int, int] | None:
-        """Between which times an entry was published; None: it is not known of."""
+        """The times between which an entry was published; None: unknown."""
         block = entry // BLOCK
         return (self._earliest[block], self._latest[block]) if 0 <= block < len(self._latest) else None
 
     def reaching(self, time_ms: int) -> Iterable[int]:
-        """The first entry of each block in which something may be published at ``time_ms`` or later."""
+        """The first entry of each block that may contain an entry published at ``time_ms`` or later."""
         return (block * BLOCK for block, latest_ms in enumerate(self._latest) if latest_ms >= time_ms)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledgers of one topic in order, as the metadata keeps them and as positions run over them."""
+"""The ledgers of one topic in order, as the metadata list them and as positions run over them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meridian_broker.ledgers.store import LedgerNotFound, Reader
 from meridian_broker.positions.position import EARLIEST, Position
 
 _new: Final = tuple.__new__
-"""Half the price of calling a ``NamedTuple`` class: cursors walk over every entry."""
+"""Half the cost of calling a ``NamedTuple`` class: cursors walk over every entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +28,26 @@ class Span:
     """The last own entry known when the ledger was made."""
     origins_before: dict[str, Position] = field(default_factory=dict)
     entries: int = -1
-    """-1 while it may still be written."""
+    """Number of entries; -1 while it may still be written."""
     size: int = 0
     sealed_ms: int = 0
     is_joined: bool = True
-    """False: not every region had been asked then, so entries after ``own_before`` may be stored elsewhere (R5)."""
+    """False: not every region had been asked yet, so entries after ``own_before`` may be stored elsewhere (R5)."""
     latest_ms: int = 0
     """The latest publish time of its entries; 0 while it may still be written, and if none was recorded."""
 
     @property
     def link(self) -> Position:
-        """``prev`` of the ledger's first own entry; where nothing is known for sure, it claims that entry alone."""
+        """``prev`` of the ledger's first own entry; if that is uncertain, one that claims the entry alone."""
         return self.own_before if self.is_joined else Position(self.ledger_id, -1)
 
     def label(self, belonging: Belonging) -> bytes:
-        """The label of its ledger."""
+        """The label that its ledger gets."""
         return Label(Kind.MESSAGES, belonging, self.own_before, self.origins_before, self.is_joined).encode()
 
 
 class LogMetadata(Protocol):
-    """Where a topic's list of ledgers is kept."""
+    """Stores a topic's list of ledgers."""
 
     @property
     def belonging(self) -> Belonging: ...
@@ -61,7 +61,7 @@ class LogMetadata(Protocol):
         last_origins: Mapping[str, Position],
         holes: Mapping[str, list[Hole]],
     ) -> None:
-        """Durable when it returns. :raises MetadataError: another owner wrote it, or the store does not answer."""
+        """Durable on return. :raises MetadataError: another owner wrote it, or the store does not answer."""
         ...
 
 
@@ -154,12 +154,12 @@ class Chain:
 
     @property
     def chain(self) -> tuple[list[Chapter], list[int]]:
-        """The ledgers and their ids themselves: a view of this log has every change of them at once."""
+        """The ledgers and their ids, not copies: a view of this log sees every change at once."""
         return self._chapters, self._ids
 
     @property
     def first(self) -> Position:
-        """The first entry still stored; right behind the last confirmed one when nothing is."""
+        """The first entry still stored; right after the last confirmed one if there is none."""
         for chapter in self._chapters:
             if chapter.entries:
                 return Position(chapter.ledger_id, 0)
@@ -205,9 +205,9 @@ class Chain:
         return EARLIEST
 
     def below(self, region: str, heights: Mapping[str, Position], others: Position = EARLIEST) -> Position:
-        """The last place before the first ledger that may hold an entry above these heights, one for each origin.
+        """The last place before the first ledger that may contain an entry above these heights, one per origin.
 
-        :param region: the one we are in.
+        :param region: this region.
         :param others: the height of origins that are not named.
         """
         if not self._chapters:
@@ -243,7 +243,8 @@ class Chain:
                 yield chapter.ledger_id, first, last
 
     def bytes_after(self, position: Position) -> int:
-        """Bytes stored after a position, about: of a ledger begun, the share of its entries that is left."""
+        """Approximate bytes stored after a position; a partly passed ledger counts in proportion to the entries
+        left."""
         total = 0
         for chapter in self._chapters:
             if chapter.ledger_id > position.ledger:
@@ -254,7 +255,7 @@ class Chain:
         return total
 
     def own_after(self, position: Position) -> int:
-        """Entries after a position that were first stored here; in ledgers whose index is not in memory, all count."""
+        """Entries after a position that were first stored here; all count in ledgers whose index is not in memory."""
         total = 0
         for chapter in self._chapters:
             if chapter.ledger_id >= position.ledger:
@@ -264,8 +265,7 @@ class Chain:
         return total
 
     def place_before_last(self, size: int) -> Position:
-        """The entry after which at most about the last ``size`` bytes follow; ``EARLIEST``: less than that is
-        stored."""
+        """The entry that about the last ``size`` bytes follow; ``EARLIEST``: less than that is stored."""
         for chapter in reversed(self._chapters):
             if chapter.size > size:
                 kept = chapter.entries * size // chapter.size
@@ -274,12 +274,12 @@ class Chain:
         return EARLIEST
 
     def holds(self, position: Position) -> bool:
-        """Is this an entry that is stored here?"""
+        """Whether this entry is stored here."""
         at = bisect_right(self._ids, position.ledger) - 1
         return at >= 0 and self._ids[at] == position.ledger and 0 <= position.entry < self._chapters[at].entries
 
     def trimmable(self, below: Position, keep_bytes: int | None, keep_since_ms: int | None) -> list[Chapter]:
-        """The ledgers that ``TopicLog.trim`` would delete, the first ones of the chain."""
+        """The ledgers at the head of the chain that ``TopicLog.trim`` would delete."""
         going: list[Chapter] = []
         remaining = self.size
         for chapter in self._chapters[:-1]:
@@ -296,10 +296,9 @@ class Chain:
         return self._chapters[bisect_right(self._ids, chapter.ledger_id)].origins_before
 
     def cool_indexes(self, below: int) -> None:
-        """Called periodically: pack the indexes of sealed ledgers; those below ledger ``below`` are dropped by the next
-        call.
+        """Called periodically: pack the indexes of sealed ledgers; the next call drops those below ledger ``below``.
 
-        They are rebuilt on demand. A caller that loads several keeps them until the second call of this after that.
+        They are rebuilt on demand. Indexes that a caller loads stay until the second call after that.
         """
         for chapter in self._chapters[:-1]:
             if chapter.index is None:
@@ -312,5 +311,5 @@ class Chain:
     def _chapter(self, ledger: int) -> Chapter:
         at = bisect_right(self._ids, ledger) - 1
         if at < 0 or self._ids[at] != ledger:
-            raise LedgerNotFound(f"ledger {ledger} is not one of this topic's: it was trimmed, or is another topic's")
+            raise LedgerNotFound(f"ledger {ledger} is not one of this topic's: it was trimmed or belongs to another")
         return self._chapters[at]

@@ -4,15 +4,15 @@
 A ledger is append-only, so a damaged entry cannot be rewritten in place. Another region's copy of it is
 appended to the log in a marker that names the place (``entry.EXTRA_REPLACES``), and the topic's record says where that
 marker is. From then on readers of the damaged place get the copy, at the same position, with the same origin
-and ``prev``: dispatch order, acknowledgements, replication and the chain (R3) do not notice. A damaged entry that no
-region has is *lost* once an operator has accepted that; the record says that, too.
+and ``prev``: dispatch order, acknowledgements, replication and the chain (R3) are not affected. A damaged entry that no
+region has is *lost* once an operator has accepted that; the record says so, too.
 
 Until then the place exists, but its content does not. Its origin can be determined:
 
 - from the index, if that is in memory;
 - otherwise from the remaining bytes, if they are the header of an entry that fits into the chain: a single wrong bit is
   nearly always in the body;
-- otherwise from the entries behind it. One whose ``prev`` names the place, or something that is stored nowhere else,
+- otherwise from the entries after it. One whose ``prev`` names the place, or something that is stored nowhere else,
   identifies the entry that was there. So does the next ledger's record.
 
 If nothing identifies it, it counts as one of this region's own. That claims nothing that another region may owe: the
@@ -48,7 +48,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 2000
-"""Damaged entries that are processed before others run."""
+"""Damaged entries processed before other tasks run."""
 _NO_LINK: Final = MARKER | NO_ORIGIN
 
 
@@ -59,7 +59,7 @@ class Mend:
     first: Position
     count: int
     copies: Position | None
-    """The marker with the first one's copy, the others follow it; None: they are lost."""
+    """The marker with the copy of the first; the others follow it. None: they are lost."""
 
 
 class Damage:
@@ -68,18 +68,18 @@ class Damage:
 
     def __init__(self) -> None:
         self.damaged: dict[Position, Place] = {}
-        """Entries that are neither replaced nor lost, with what an acknowledgement of each claims. Read only."""
+        """Entries neither replaced nor lost, each with the claim that acknowledging it makes. Read only."""
         self.copies: dict[Position, Position] = {}
         """Positions of the copies that replace damaged entries."""
         self.lost: set[Position] = set()
-        """Entries that were given up: they are passed over."""
+        """Entries that were given up: readers pass over them."""
         self._mends: list[Mend] = []
-        """The recorded mends, and those being recorded, in order."""
+        """The mends on record, and those being recorded, in order."""
         self._numbers: dict[int, BitMap] = {}
-        """By ledger the entries that are damaged or lost."""
+        """The damaged or lost entries, by ledger."""
 
     def found(self, places: Mapping[Position, Place]) -> int:
-        """Add damaged entries. Returns how many of them are new."""
+        """Add damaged entries. Returns how many were new."""
         new = {at: place for at, place in places.items() if at not in self.damaged and at not in self.lost}
         self.damaged.update(new)
         for ledger, entry in new:
@@ -161,7 +161,7 @@ class Damage:
 
 
 def mends_of(copies: Mapping[Position, Position | None]) -> list[Mend]:
-    """The entries as ranges. :param copies: position of each one's copy; None: it is lost."""
+    """The entries as ranges. :param copies: the position of each entry's copy; None: it is lost."""
     runs: list[Mend] = []
     for position in sorted(copies):
         one = Mend(position, 1, copies[position])
@@ -186,7 +186,7 @@ def _each(mend: Mend) -> Iterator[tuple[int, int, Position | None]]:
 
 
 def _joined(one: Mend, other: Mend) -> Mend | None:
-    """Both as one range; None: the second does not follow the first."""
+    """Both joined into one range; None: the second does not follow the first."""
     if other.first != (one.first.ledger, one.first.entry + one.count) or (one.copies is None) != (other.copies is None):
         return None
     if one.copies is not None and other.copies != (one.copies.ledger, one.copies.entry + one.count):
@@ -195,7 +195,7 @@ def _joined(one: Mend, other: Mend) -> Mend | None:
 
 
 def _part(mend: Mend, begin: Position, end: int) -> Mend | None:
-    """The part from an entry of its ledger on, up to its entry number ``end``; None if that is empty."""
+    """The part from ``begin`` up to, not including, entry ``end`` of its ledger; None if empty."""
     skipped = begin.entry - mend.first.entry if begin.ledger == mend.first.ledger else 0
     if end <= skipped:
         return None
@@ -204,7 +204,7 @@ def _part(mend: Mend, begin: Position, end: int) -> Mend | None:
 
 
 def _outside(mends: Iterable[Mend], others: Sequence[Mend]) -> Iterator[Mend]:
-    """The parts of ranges that no other range covers. Both are in order."""
+    """The parts of ``mends`` that none of ``others`` covers. Both are in order."""
     ends = [Position(other.first.ledger, other.first.entry + other.count) for other in others]
     for mend in mends:
         ledger, begin = mend.first
@@ -278,9 +278,9 @@ class Rebuilding:
         self._unknown: list[int] = []
         """Damaged entries that are not identified yet, in order."""
         self._guessed: set[int] = set()
-        """Those, and those that only the chain of another region explains."""
+        """Those, and those that only another region's chain explains."""
         self._not_own: set[int] = set()
-        """Those of them that the chain of own entries passes over."""
+        """Those of them that the chain of own entries skips."""
 
     def add(self, header: EntryHeader) -> None:
         """Add the next entry: it is intact, or its header is beyond doubt."""
@@ -294,7 +294,7 @@ class Rebuilding:
             region, origin = header.region, header.origin
         last = self._last.get(region, EARLIEST)
         if origin < last:
-            return  # it was fetched back late
+            return  # fetched back late
         if self._guessed and not header.flags & UNCHAINED:
             self._explain(region, header.prev, last)
         self._last[region] = origin
@@ -319,14 +319,14 @@ class Rebuilding:
     def finish(
         self, own_then: Position, origins_then: Mapping[str, Position], *, is_sure: bool = True
     ) -> Iterator[None]:
-        """All entries were added. Others may run wherever it yields.
+        """All entries were added. Other tasks may run wherever it yields.
 
-        :param own_then: and ``origins_then``: the ends of the chains when the next ledger was made.
-        :param is_sure: False: that is only as of some moment, and there may have been more.
+        :param own_then: like ``origins_then``, where the chains ended when the next ledger was created.
+        :param is_sure: False: that is a snapshot, and there may have been more.
         """
         for region, last in origins_then.items():
             if region in self._index.codes.unchained:
-                continue  # entries that no chain names, and that other regions do not have either
+                continue  # no chain names these entries, and no other region has them
             if self._unknown and last > self._last.get(region, EARLIEST):
                 self._explain(region, last, self._last.get(region, EARLIEST))
         if self._guessed and (is_sure or own_then > self._last[self._region]):
@@ -335,7 +335,7 @@ class Rebuilding:
         if nameless:
             log.error(
                 "%d entries of ledger %d are damaged, the first is %d. Their contents are unknown, but none of "
-                "them was first stored in %s: they are markers, or entries that their origins send again",
+                "them was first stored in %s: they are markers, or entries that their origins will send again",
                 *(len(nameless), self._index.ledger_id, nameless.min(), self._region),
             )
         for count, number in enumerate(self._unknown, 1):
@@ -348,7 +348,7 @@ class Rebuilding:
         """The next entry of a chain, or its end, names the previous one."""
         if region == self._region:
             unknown, named = self._unknown, self._entry_here(prev)
-            # Of many consecutive damaged entries most stay unknown: examine only those behind the named one.
+            # Of many consecutive damaged entries most stay unknown: examine only those after the named one.
             behind = bisect_right(unknown, named)
             if named in self._guessed:
                 self._index.identify_own(named)
@@ -360,12 +360,12 @@ class Rebuilding:
             self._index.identify_foreign(self._unknown.pop(), region, prev, last)
 
     def _entry_here(self, position: Position) -> int:
-        """Its number in this ledger: -1 if it is in an earlier one, behind all of them if in a later one."""
+        """Its number in this ledger; -1 for an earlier ledger, the number of entries for a later one."""
         ledger = self._index.ledger_id
         return position.entry if position.ledger == ledger else -1 if position.ledger < ledger else len(self._index)
 
     def _plausible(self, remains: bytes) -> EntryHeader | None:
-        """The header that is left, if it fits into the chain."""
+        """The remaining header, if it fits into the chain."""
         try:
             header = unpack(remains)
         except EntryFormatError:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the store has made durable of a log's entries, and who waits for it.
+"""Which of a log's entries are durable in the store, and who waits for them.
 
-The store confirms entries one by one, in order. What it confirmed in one turn of the loop is processed together after
-that turn: the index, the cached tail and the end of the log move on, then the callbacks of those entries run, then the
-log's watchers. If the store refuses an entry, the log fails for good, and everybody who waits is given the error.
+The store confirms entries one by one, in order. All that it confirmed in one turn of the loop is processed after that
+turn: the index, the cached tail and the end of the log move on, then the callbacks of those entries run, then the log's
+watchers. If the store refuses an entry, the log fails for good, and every waiter gets the error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meridian_broker.positions.position import Position
 
 
 class DurableLog(ReadableLog):
-    """A log whose entries become durable some time after they were handed to the store."""
+    """A log whose entries become durable some time after the store got them."""
 
     def __init__(
         self, region: str, store: LedgerStore, cache: CacheBudget, scheduler: Scheduler, limits: LogLimits
@@ -33,7 +33,7 @@ class DurableLog(ReadableLog):
         self._waiting: deque[Waiting] = deque()
         self._pending: deque[Pending] = deque()
         self._durable = -1
-        """The last entry of the writer's ledger that the store called durable."""
+        """The last entry of the writer's ledger that the store reported durable."""
         self._refusal: LedgerError | None = None
         self._watchers: list[Callable[[], None]] = []
         self._waking = False
@@ -54,9 +54,7 @@ class DurableLog(ReadableLog):
             self._scheduler.defer(self._wake)
 
     def _take_durable(self) -> None:
-        """Publish what became durable, then call all waiting callbacks; an exception of one is raised after the
-        others.
-        """
+        """Publish what became durable, then call all waiting callbacks; an exception from one is raised at the end."""
         mistake: Exception | None = None
         told: list[Pending] = []
         while self._pending and self._pending[0].first <= self._durable:
@@ -93,7 +91,7 @@ class DurableLog(ReadableLog):
             raise mistake
 
     def when_durable(self, callback: Callable[[LedgerError | None], None]) -> None:
-        """Call ``callback`` once everything appended so far is durable, at once if it is, or with the error that
+        """Call ``callback`` once everything appended so far is durable (at once if it is), or with the error that
         prevents it.
         """
         self._awaiting.append((self._asked, callback))
@@ -118,12 +116,12 @@ class DurableLog(ReadableLog):
             notify_all(tuple(self._watchers))
 
     def announce(self) -> None:
-        """Let brokers that follow this log know of what is durable."""
+        """Tell brokers that follow this log what is durable."""
         if isinstance(self._writer, FollowedWriter):
             self._writer.announce()
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback``, once per turn of the loop, after entries became durable. Returns a function that ends
+        """Call ``callback``, once per turn of the loop, after entries became durable. Returns a function that stops
         this.
         """
         self._watchers.append(callback)

@@ -37,25 +37,25 @@ BATCH: Final = 0x04
 CHUNK: Final = 0x08
 """One piece of a message larger than the limit."""
 NO_ORIGIN: Final = 0x10
-"""Came from a peer that stamps no source position: takes no part in exact mode (R2)."""
+"""From a peer that stamps no source position: takes no part in exact mode (R2)."""
 
 DAMAGED: Final = 0x20
 """Never stored: read, with ``MARKER``, in place of an entry that the disk damaged (``damage.py``)."""
 
 UNCHAINED: Final = 0x40
 """With ``FOREIGN``: its origin is a region of Apache Pulsar, which reports no chain. What lies between two of its
-entries is unknown, so acknowledging one claims nothing but itself: its ``prev`` is ``before`` it (R3)."""
+entries is unknown, so acknowledging one claims that entry alone: its ``prev`` is ``before`` it (R3)."""
 
 EXTRA_REPLICATE_TO: Final = 1
-"""Comma-joined region names this entry may go to; absent means all."""
+"""Comma-joined names of the regions this entry may go to; absent: all."""
 EXTRA_DELIVER_AT: Final = 2
-"""u64 milliseconds: not before this time."""
+"""u64 milliseconds since 1970: not delivered before this time."""
 EXTRA_KEPT: Final = 3
-"""In a compacted view, of a batch that lost messages: the bits of those that are left, least significant byte first."""
+"""In a compacted view, for a batch that lost messages: the bits of those left, least significant byte first."""
 
 EXTRA_CAME_FROM: Final = 5
-"""i64 ledger, i64 entry, region name: a message of a region of Apache Pulsar, which has no common origin (R2), and its
-position there; -1: unknown."""
+"""i64 ledger, i64 entry, region name: the Apache Pulsar region that a message without a common origin (R2) came from,
+and its position there; -1: unknown."""
 EXTRA_REPLACES: Final = 4
 """i64 ledger, i64 entry: a marker whose body is the entry that the disk damaged there, in its stored form."""
 
@@ -74,8 +74,7 @@ _MAX_OFFSET: Final = (1 << 16) - 1
 
 
 def before(origin: Position) -> Position:
-    """The ``prev`` of an entry without a chain: nothing but the entry itself lies behind it. The same in every
-    region."""
+    """The ``prev`` of an entry without a chain: that entry alone follows it. The same in every region."""
     return Position(origin.ledger, origin.entry - 1)
 
 
@@ -87,7 +86,7 @@ def sound_count(messages: int) -> int:
     """The number of messages that an entry counts as, whatever its metadata claims.
 
     Versions before 0.1 stored the number that a client sent, and peers may still send one. A number that no batch can
-    have counts as 1: as a width of bit sets and a price in permits it would harm other clients.
+    have counts as 1: as the width of a bit set or a number of permits it would harm other clients.
     """
     return messages if 0 < messages <= BATCH_LIMIT else 1
 
@@ -107,7 +106,7 @@ def publish_time_ms(entry: bytes) -> int:
 
 
 def head_of(entry: bytes) -> bytes | None:
-    """The header alone, which ``unpack`` reads as it reads the entry; None: the bytes are no entry of this version."""
+    """The header alone, which ``unpack`` accepts in place of the entry; None: not an entry of this version."""
     if len(entry) < HEADER.size or entry[0] != FORMAT_VERSION:
         return None
     return entry[: entry[2] << 8 | entry[3]]
@@ -132,11 +131,11 @@ class EntryHeader(NamedTuple):
     replicate_to: tuple[str, ...] | None
     deliver_at_ms: int | None
     kept: int | None = None
-    """Bits of the messages that compaction left in a batch; None: all."""
+    """Bits of the messages that compaction left in the batch; None: all."""
     replaces: Position | None = None
-    """The damaged entry that the body is put in place of."""
+    """The damaged entry that the body replaces."""
     came_from: tuple[str, Position] | None = None
-    """The region of Apache Pulsar that sent it, and its position there (``EARLIEST``: unknown); None: no such region.
+    """The region of Apache Pulsar that sent it, and its position there (``EARLIEST``: unknown); None: not from one.
     """
 
     @property
@@ -176,12 +175,12 @@ def pack_own(
 
 
 def pack_bare(body: bytes | memoryview) -> bytes:
-    """An entry that is delivered and never stored: of the header only where the body begins."""
+    """An entry that is delivered and never stored: its header says only where the body begins."""
     return _BARE + body
 
 
 def pack_foreign(header: EntryHeader) -> bytes:
-    """The header of an entry that came from another region; ``body_offset`` is worked out here."""
+    """The header of an entry from another region; ``body_offset`` is computed here."""
     if header.region is None or header.origin is None:
         raise ValueError("a foreign entry has a region and an origin")
     name = header.region.encode()
@@ -209,7 +208,7 @@ def pack_extras(
     deliver_at_ms: int | None,
     came_from: tuple[str, Position] | None = None,
 ) -> bytes:
-    """The optional fields; empty for an entry that has none of them, which is nearly all."""
+    """The optional fields; empty for nearly every entry."""
     extras = b""
     if came_from is not None:
         told = _PLACE.pack(*came_from[1]) + came_from[0].encode()
@@ -238,8 +237,8 @@ def unpack(entry: bytes) -> EntryHeader:
         )
         if version != FORMAT_VERSION:
             raise EntryFormatError(
-                f"entry format {version}: this broker reads format {FORMAT_VERSION} only; a newer broker wrote it, "
-                "start that version again"
+                f"the entry was written by a newer version of Meridian (format {version}, this one reads up to "
+                f"{FORMAT_VERSION}); upgrade this broker"
             )
         region = origin = replicate_to = deliver_at = kept = replaces = came_from = None
         at = HEADER.size
@@ -285,7 +284,7 @@ def unpack(entry: bytes) -> EntryHeader:
 
 
 def with_kept(entry: bytes, kept: int, body: bytes) -> bytes:
-    """The entry with another body: its batch after compaction, of which the messages with these bits are left.
+    """The entry with another body: its batch after compaction, which left the messages with these bits.
 
     :raises EntryFormatError: too many messages for their bits to fit in the header.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a topic's log keeps the entries of one origin: for other regions that ask for them (R5, R6)."""
+"""Finds the entries of one origin in a topic's log, for other regions that ask for them (R5, R6)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 
 READ_BYTES: Final = 1 << 20
-"""Most of one read; one entry is always read, however large."""
+"""Most bytes of one read; one entry is always read, however large."""
 
 
 async def origins_between(
@@ -44,8 +44,8 @@ async def origins_between(
 
 
 async def goes_on_behind(log: TopicLog, end: Position, ends: Mapping[str, Position]) -> bool:
-    """Whether messages were accepted behind ``end``. Entries from before it do not count, though a restore or the
-    repair of damaged entries may have stored copies of them behind it.
+    """Whether messages were accepted after ``end``. Entries from before it do not count, even if a restore or a repair
+    of damaged entries stored copies of them after it.
 
     :param ends: per other region, its last entry before the end.
     :raises LedgerError: a ledger cannot be read.
@@ -61,7 +61,7 @@ async def goes_on_behind(log: TopicLog, end: Position, ends: Mapping[str, Positi
 
 
 def _is_foreign_behind(index: LedgerIndex, first: int, ends: Mapping[str, Position]) -> bool:
-    """Whether one of the entries from ``first`` on is of another region and later than that one's end."""
+    """Whether an entry from ``first`` on comes from another region and is later than that region's end."""
     if not index.is_foreign_from(first):
         return False
     for region in index.codes.names[1:]:
@@ -82,7 +82,7 @@ async def stored_at(log: TopicLog, places: list[tuple[Position, Position]]) -> A
         while at + count < len(places) and places[at + count][1] == (first.ledger, first.entry + count):
             count += 1
         if not log.holds(first):
-            raise LedgerNotFound(f"entry {first} is no longer here: it was trimmed")
+            raise LedgerNotFound(f"entry {first} is no longer stored here: it was trimmed")
         for stored in await log.read_after(Position(first.ledger, first.entry - 1), count, READ_BYTES):
             yield places[at][0], stored
             at += 1

@@ -28,7 +28,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 256 << 10
-"""Bytes read at a time, before others have a turn."""
+"""Bytes read before other tasks get a turn."""
 
 
 def _nobody() -> None:
@@ -36,7 +36,7 @@ def _nobody() -> None:
 
 
 class NoRecord:
-    """A log that is another's writes no record of ledgers."""
+    """The log is another broker's, so no list of ledgers is written."""
 
     belonging = Belonging("", "")
 
@@ -48,12 +48,12 @@ class NoRecord:
 
 
 def not_its_own() -> LedgerError:
-    """Why it stores nothing."""
+    """The error of every write."""
     return LedgerError("this log is a view of another topic's: it stores nothing of its own")
 
 
 class FollowedLog(TopicLog):
-    """See the module's text. ``take`` what the record says, then ``advance``; again whenever ``on_grown`` is called."""
+    """See the module's text. ``take`` the record, then ``advance``; repeat whenever ``on_grown`` is called."""
 
     def __init__(
         self, region: str, store: LedgerStore, scheduler: Scheduler, limits: LogLimits, cache: CacheBudget
@@ -66,16 +66,17 @@ class FollowedLog(TopicLog):
         self.on_grown: Callable[[], None] = _nobody
         """Called when there may be more to read."""
         self.reset_behind = 0
-        """Of a ledger that was sealed meanwhile, more entries than this are not read ahead; 0: all are."""
+        """If more entries than this are left of a ledger sealed meanwhile, they are not read ahead; 0: they always
+        are."""
         self.resets = 0
         """How often entries were not read ahead."""
         self.read_bytes = 0
-        """Bytes of entries that were read to follow the log."""
+        """Bytes of entries read to follow the log."""
 
     # -- the record ----------------------------------------------------------------------------------------------
 
     def fits(self, spans: Sequence[Span]) -> bool:
-        """Whether a record can be a later one of the same log: otherwise, the topic was made again or went back."""
+        """Whether this can be a later record of the same log. If not, the topic was recreated or restored."""
         listed = {span.ledger_id: span for span in spans}
         first = self._first_of(spans)
         for chapter in self._chapters:
@@ -87,7 +88,7 @@ class FollowedLog(TopicLog):
         return True
 
     def take(self, spans: Sequence[Span], last_own: Position, last_origins: Mapping[str, Position]) -> None:
-        """What the record says now. Ledgers that were sealed before the first call are not read ahead.
+        """Take over the record as it is now. Ledgers sealed before the first call are not read ahead.
 
         :param last_own: and ``last_origins``: as of the record.
         """
@@ -104,13 +105,13 @@ class FollowedLog(TopicLog):
 
     @property
     def gone(self) -> Position | None:
-        """The last entry of the ledgers that the record does not list any more; None: it lists all."""
+        """The last entry of the ledgers that the record no longer lists; None: it lists all."""
         first = self._first_of(self._recorded)
         going = [chapter for chapter in self._chapters if chapter.ledger_id < first]
         return Position(going[-1].ledger_id, max(going[-1].entries - 1, 0)) if going else None
 
     def forget_gone(self) -> None:
-        """Nobody needs the ledgers any more that the record does not list."""
+        """Nobody needs the ledgers that the record no longer lists."""
         first = self._first_of(self._recorded)
         count = sum(chapter.ledger_id < first for chapter in self._chapters)
         if count == len(self._chapters):
@@ -123,7 +124,7 @@ class FollowedLog(TopicLog):
             self.damage.forget_below(first)
 
     def _first_of(self, spans: Sequence[Span]) -> int:
-        """The first ledger that is still there; none listed: all that were are gone."""
+        """The first ledger that still exists; if none is listed, all are gone."""
         if spans:
             return spans[0].ledger_id
         return self._ids[-1] + 1 if self._ids else 0
@@ -131,7 +132,7 @@ class FollowedLog(TopicLog):
     # -- reading on ----------------------------------------------------------------------------------------------
 
     async def advance(self) -> None:
-        """Read what is confirmed and was not read yet. :raises LedgerError: that is not possible now."""
+        """Read what is confirmed and not read yet. :raises LedgerError: not possible now."""
         for span in self._recorded:
             if self._ids and span.ledger_id < self._ids[-1]:
                 continue
@@ -164,14 +165,14 @@ class FollowedLog(TopicLog):
     async def _read_sealed(self, chapter: Chapter, span: Span) -> None:
         """The rest of a ledger that was sealed while it was followed."""
         self.stop_following()
-        chapter.reader = None  # it knows the ledger as it was while it was open
+        chapter.reader = None  # it was made while the ledger was open
         behind = span.entries - chapter.entries
         is_late = 0 < self.reset_behind < behind
         try:
             while not is_late and chapter.entries < span.entries:
                 await self._read_some(chapter, span.entries - 1)
         except (LedgerCorrupt, EntryFormatError) as error:
-            log.warning("ledger %d is read again when its entries are asked for: %s", chapter.ledger_id, error)
+            log.warning("ledger %d will be read again when its entries are needed: %s", chapter.ledger_id, error)
         if chapter.entries < span.entries:
             self.resets += is_late
             self._forget_tail()
@@ -228,16 +229,16 @@ class FollowedLog(TopicLog):
     # -- the end -------------------------------------------------------------------------------------------------
 
     def stop_following(self) -> None:
-        """Ask the store no more how far the ledger is confirmed."""
+        """Stop asking the store how far the ledger is confirmed."""
         unfollow, self._unfollow = self._unfollow, _nobody
         unfollow()
 
     async def close(self) -> None:
-        """Let go of it. Nothing is sealed or written."""
+        """Stop following it. Nothing is sealed or written."""
         self.failure = self.failure or LedgerError("the topic is no longer followed here: look its shadow up again")
         self.stop_following()
         self._forget_tail()
 
     async def delete(self) -> None:
-        """Let go of it. Nothing is deleted."""
+        """Stop following it. Nothing is deleted."""
         await self.close()

@@ -17,9 +17,9 @@ from meridian_broker.positions.position import Position
 log = logging.getLogger(__name__)
 
 Hole = tuple[Position, Position]
-"""Entries of one origin between the two, if there are any, may still come from another region."""
+"""Entries of one origin between these two, if there are any, may still arrive from another region."""
 HOLES_MAX: Final = 64
-"""Per origin. Each takes a restart of it while another region could not be asked."""
+"""Per origin. Each hole takes a restart of the origin while it could not ask some other region."""
 
 
 def is_break(prev: Position, origin: Position) -> bool:
@@ -46,25 +46,25 @@ class Holes:
             for lost_after, lost_before in known[:-HOLES_MAX]:
                 self.given_up += 1
                 log.warning(
-                    "no longer waiting for what %s may have lost between %s and %s: it has more than %d such holes",
+                    "giving up on entries that %s may have lost between %s and %s: it has more than %d such holes",
                     *(region, lost_after, lost_before, HOLES_MAX),
                 )
             del known[:-HOLES_MAX]
 
     def open_all(self, ranges: Mapping[str, Sequence[Hole]]) -> None:
-        """The same for several."""
+        """``open`` several."""
         for region, some in ranges.items():
             for hole in some:
                 self.open(region, *hole)
 
     def fill(self, region: str, origin: Position) -> None:
-        """An entry was stored: if it lies in a hole, the hole now begins behind it."""
+        """An entry was stored: if it lies in a hole, the hole now begins after it."""
         known = self.ranges.get(region)
         if known:
             self.ranges[region] = [(origin, b) if a < origin < b else (a, b) for a, b in known]
 
     def close(self, region: str, before: Position | None = None) -> None:
-        """No more entries will arrive: in the hole that ends there, or in all of the region's."""
+        """No more entries will arrive in the hole that ends at ``before``, or in any of the region's."""
         left = [] if before is None else [hole for hole in self.ranges.get(region, ()) if hole[1] != before]
         if left:
             self.ranges[region] = left

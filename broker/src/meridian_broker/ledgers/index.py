@@ -5,8 +5,8 @@ A cursor is the image of a subscription's progress under this index, and an ackn
 position, becomes a claim in origin coordinates through it. It is rebuilt from the entries' headers whenever it is not
 in memory, so it is as durable as the entries themselves.
 
-A ledger that holds only its own region's entries costs one byte per entry; the first foreign entry adds four columns.
-Sealed ledgers are packed after a while, and ledgers with own entries only share their bytes, see ``packed.py``.
+A ledger with only its own region's entries costs one byte per entry; the first foreign entry adds four columns. Sealed
+ledgers are packed after a while, and ledgers with only own entries share their bytes: see ``packed.py``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ NO_PLACE: Final = 255
 
 _NO_BREAKS: Final = array("I")
 _NO_CHAINS: Final[dict[int, Any]] = {}
-"""Shared by all ledgers of nothing but own entries; never changed."""
+"""Shared by all ledgers with only own entries; never changed."""
 _new: Final = tuple.__new__
-"""Half the price of calling a ``NamedTuple`` class: dispatch, acknowledgements and cursors ask for every entry."""
+"""Half the cost of calling a ``NamedTuple`` class: dispatch, acknowledgements and cursors ask about every entry."""
 
 
 class Place(NamedTuple):
-    """The claim that an acknowledgement of one entry makes: ``(prev, origin]`` of ``region`` (R3)."""
+    """The claim that acknowledging one entry makes: ``(prev, origin]`` of ``region`` (R3)."""
 
     region: str
     prev: Position
@@ -43,14 +43,14 @@ class Place(NamedTuple):
 
 
 class RegionCodes:
-    """Region names of one topic as small numbers; 0 is the region we are in."""
+    """Region names of one topic as small numbers; 0 is this region."""
 
     __slots__ = ("names", "unchained")
 
     def __init__(self, own: str) -> None:
         self.names: list[str] = [own]
         self.unchained: set[str] = set()
-        """Regions of Apache Pulsar: their entries claim nothing but themselves."""
+        """Regions of Apache Pulsar: their entries claim only themselves."""
 
     def code(self, region: str) -> int:
         try:
@@ -62,7 +62,7 @@ class RegionCodes:
             return len(self.names) - 1
 
     def name(self, kind: int) -> str:
-        """The region of a kind that has one."""
+        """The region of a code that stands for one."""
         return self.names[0 if kind == RETURNED else kind]
 
 
@@ -91,18 +91,18 @@ class LedgerIndex:
         self.kinds: bytearray | bytes = bytearray()
         self._columns: Columns | None = None
         self._packed: PackedOrigins | None = None
-        """Instead of the columns, when nothing is added any more."""
+        """In place of the columns, once nothing more is added."""
         self._is_packed = False
         self._last: dict[int, tuple[int, int, int, int]] = {}
         """Per other region the highest origin, with its ``prev``."""
         self._breaks: dict[int, array[int]] = _NO_CHAINS
-        """Per other region the entries, ascending, that do not follow the previous one by ``prev``."""
+        """Per other region the entries, ascending, whose ``prev`` is not the previous one."""
         self._chain_ends: dict[int, tuple[int, int]] = _NO_CHAINS
         """Per such region the origin of the entry added last. Both are created with the columns."""
         self._unordered: frozenset[int] = frozenset()
-        """Regions with an entry that is stored behind a later one: it came back late (R5)."""
+        """Regions with an entry stored after a later one: it came back late (R5)."""
         self._sizes: array[int] | None = None
-        """Messages of each entry; None while all have one."""
+        """Number of messages in each entry; None while all have one."""
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -121,7 +121,7 @@ class LedgerIndex:
                 column.append(0)
 
     def add_all(self, facts: list[EntryHeader | int]) -> None:
-        """The next entries; of one first stored here the number of its messages is enough."""
+        """The next entries; for one first stored here, its number of messages is enough."""
         count = len(facts)
         if self._sizes is None and facts.count(1) == count:
             assert isinstance(self.kinds, bytearray)
@@ -150,7 +150,7 @@ class LedgerIndex:
             self._append(kind, (*header.origin, *header.prev))
 
     def add_unknown(self) -> None:
-        """Add a damaged entry that is identified later. Until then it has no place."""
+        """Add a damaged entry to be identified later. Until then it has no place."""
         if self._sizes is not None:
             self._size(1)
         self._append(NO_PLACE, (0, 0, 0, 0))
@@ -172,7 +172,8 @@ class LedgerIndex:
         self._link(kind, entry)
 
     def _link(self, kind: int, entry: int) -> None:
-        """An entry took its place among those of its region: does it follow the one before, and the next one it?"""
+        """An entry took its place among those of its region: note whether it continues the chain, and the next one
+        too."""
         wanted, breaks = bytes((kind,)), self._breaks.setdefault(kind, array("I"))
         before, behind = self.kinds.rfind(wanted, 0, entry), self.kinds.find(wanted, entry + 1)
         for one, other in ((before, entry), (entry, behind)):
@@ -210,7 +211,7 @@ class LedgerIndex:
         self._sizes.append(sound_count(messages))
 
     def messages(self, entry: int) -> int:
-        """How many messages the entry holds: more than one in a client's batch."""
+        """How many messages the entry contains: more than one if it is a client's batch."""
         return 1 if self._sizes is None else self._sizes[entry]
 
     def place(self, entry: int) -> Place | None:
@@ -249,7 +250,7 @@ class LedgerIndex:
         return self._is_packed
 
     def pack(self) -> None:
-        """Nothing is added any more: take less memory."""
+        """Nothing more is added: use less memory."""
         self._is_packed = True
         if not self.kinds.strip(b"\0"):
             self.kinds, self._columns = zeros(len(self.kinds)), None
@@ -287,11 +288,11 @@ class LedgerIndex:
 
     @property
     def is_own(self) -> bool:
-        """Nothing but this region's own entries."""
+        """Whether it has only this region's own entries."""
         return self._columns is None and self._packed is None
 
     def count(self, first: int, last: int, regions: Collection[str] | None = None) -> int:
-        """How many of entries ``first`` to ``last`` have a place; of these regions, None: of all."""
+        """How many of entries ``first`` to ``last`` have a place and are of these regions (None: of any)."""
         kinds, names = self.kinds, self.codes.names
         wanted = [OWN, RETURNED, *range(1, len(names))]
         return sum(
@@ -299,11 +300,11 @@ class LedgerIndex:
         )
 
     def runs(self, first: int, last: int) -> Iterator[Place]:
-        """The claims of acknowledging entries ``first`` to ``last``, joined where one follows the other in its chain.
+        """The claims of acknowledging entries ``first`` to ``last``, joined where one follows another in its chain.
 
         The cost is proportional to the number of runs, not of entries.
         A run of own entries spans everything that is not ``OWN``: markers and other regions' entries are not links
-        of the own chain (R3). A place that might hide an own entry would have to end the run, or be claimed with it.
+        of the own chain (R3). Anything that might hide an own entry would have to end the run, or be claimed with it.
         """
         kinds, last = self.kinds, min(last, len(self.kinds) - 1)
         own = kinds.find(OWN, first, last + 1)
@@ -332,7 +333,7 @@ class LedgerIndex:
         return [kind for kind in self._chain_ends if kind != NO_PLACE]
 
     def count_runs(self, first: int, last: int) -> int:
-        """How many ``runs`` there are of entries ``first`` to ``last``, at most."""
+        """An upper bound on the number of ``runs`` of entries ``first`` to ``last``."""
         found = 1
         for kind in self._foreign_kinds():
             breaks = self._breaks.get(kind, _NO_BREAKS)
@@ -340,8 +341,8 @@ class LedgerIndex:
         return found
 
     def last_of_runs(self, first: int, most: int) -> int:
-        """The entry up to which there are at most about ``most`` runs, from ``first`` on: the last one, or ``most``
-        entries ahead."""
+        """An entry such that from ``first`` to it there are at most about ``most`` runs: the last, or ``most`` entries
+        ahead."""
         last = len(self.kinds) - 1
         return last if self.count_runs(first, last) <= most + len(self.codes.names) else min(last, first + most - 1)
 
@@ -388,7 +389,7 @@ class LedgerIndex:
             at = kinds.find(wanted, at + 1)
 
     def _behind(self, kind: int, after: Position) -> int:
-        """From which entry on those of a region may lie behind a position."""
+        """The first entry from which a region's entries may lie after a position."""
         if kind in self._unordered:
             return 0
         wanted, low, high = bytes((kind,)), 0, len(self.kinds)
@@ -402,11 +403,11 @@ class LedgerIndex:
         return low
 
     def own_from(self, entry: int) -> int:
-        """How many of the entries from this one on were first stored here."""
+        """How many entries from this one on were first stored here."""
         return self.kinds.count(OWN, entry)
 
     def last_own(self) -> Position | None:
-        """The highest own entry that is stored in this ledger, fetched back or not; None when none is."""
+        """The highest own entry in this ledger, fetched back or not; None: there is none."""
         at = self.kinds.rfind(b"\0")
         found = Position(self.ledger_id, at) if at >= 0 else None
         if RETURNED in self._last:
@@ -420,7 +421,7 @@ class LedgerIndex:
         return {name(kind): Position(*last[:2]) for kind, last in self._last.items() if kind < RETURNED}
 
     def memory(self) -> int:
-        """Approximate bytes of memory, without what is shared with other ledgers."""
+        """Approximate bytes of memory, not counting what other ledgers share."""
         count = len(self.kinds)
         sizes = 0 if self._sizes is None else self._sizes.itemsize * count
         breaks = 4 * sum(map(len, self._breaks.values()))

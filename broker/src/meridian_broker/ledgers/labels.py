@@ -57,12 +57,12 @@ class Belonging(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """See the module's text."""
+    """See the module's text: what a ledger's label says."""
 
     kind: Kind
     belonging: Belonging
     own_before: Position = EARLIEST
-    """And the next two: of messages, as in ``chapters.Span``."""
+    """For messages, like the next two: as in ``chapters.Span``."""
     origins_before: Mapping[str, Position] = field(default_factory=dict)
     is_joined: bool = True
     horizon: Position = EARLIEST
@@ -89,7 +89,8 @@ class Label:
             version, number = _HEAD.unpack_from(data)
             if version != FORMAT_VERSION:
                 raise ValueError(
-                    f"a ledger label of format {version}; this broker reads {FORMAT_VERSION}: a newer broker wrote it"
+                    f"the ledger label was written by a newer version of Meridian (format {version}, this one reads up "
+                    f"to {FORMAT_VERSION}); upgrade this broker"
                 )
             kind, at, texts = Kind(number), _HEAD.size, []
             for _ in Belonging._fields:
@@ -115,5 +116,5 @@ class Label:
 def _text(data: bytes, at: int, length: int) -> tuple[str, int]:
     """:raises ValueError: the data is too short or not UTF-8."""
     if at + length > len(data):
-        raise ValueError(f"a ledger label is cut off after {len(data)} bytes")
+        raise ValueError(f"the ledger label ends after {len(data)} bytes")
     return str(data[at : at + length], "utf-8"), at + length

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic's entries: a chain of ledgers that looks like one log.
 
-Here it is opened, closed, trimmed and deleted; how it is read, how entries become durable and how they are appended is
-in the classes below it (``reading.py``, ``durability.py``, ``appending.py``). Each ledger's record in the metadata
-describes the state before it (the last own entry, the last entry of every other region), so that a restart reads the
-headers of unsealed ledgers only, and trimming loses no information (R4).
+This module opens, closes, trims and deletes it; its base classes read it, make entries durable and append them
+(``reading.py``, ``durability.py``, ``appending.py``). Each ledger's record in the metadata describes the state before
+it (the last own entry, the last entry of every other region), so that a restart reads the headers of unsealed ledgers
+only, and trimming loses no information (R4).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
 
 HEARD_AT_ONCE: Final = 2000
-"""Entries whose origins an opening records in one turn of the loop."""
+"""Entries whose origins are recorded in one turn of the loop while opening."""
 
 
 class TopicLog(AppendableLog):
-    """The log of one topic or partition in this region."""
+    """This region's log of one topic or partition."""
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -42,9 +42,9 @@ class TopicLog(AppendableLog):
     ) -> None:
         """Take over from an earlier owner: fence and seal its ledgers, and read the headers of the last one.
 
-        :param last_own: ``last_origins`` and ``holes``: as of the last write of the record; the ledgers are
-            newer, or older when the volume was restored from an older copy than the metadata.
-        :param found: later ledgers of the topic that the metadata, an older copy than the volume, do not name.
+        :param last_own: like ``last_origins`` and ``holes``, as of the last write of the record; the ledgers are newer,
+            or older when the volume was restored from an older copy than the metadata.
+        :param found: later ledgers of the topic that the metadata, if older than the volume, do not name.
         :param trimmed: ledgers of the topic that an earlier owner removed from the record and did not delete. They are
             deleted now, unless the volume is an older copy: its metadata may still be restored, too.
         :param mends: the recorded mends of damaged entries.
@@ -63,7 +63,7 @@ class TopicLog(AppendableLog):
         if self._chapters:
             new = {span.ledger_id for span in (stands.chapters if stands.is_older else found)}
             named = sum(chapter.ledger_id not in new for chapter in self._chapters)
-            for chapter in self._chapters[max(named - 1, 0) :]:  # the last recorded one grew since it was recorded
+            for chapter in self._chapters[max(named - 1, 0) :]:  # the last recorded ledger has grown since
                 await self._hear_again(chapter, is_new=chapter.ledger_id in new)
             last = self._chapters[-1]
             self.last_confirmed = Position(last.ledger_id, last.entries - 1)
@@ -71,7 +71,7 @@ class TopicLog(AppendableLog):
             self._own_appended, self.last_origin = stands.last_own, stands.last_origins
         self._own_link = self._known_own = self._own_appended
         self._known_origins = dict(self.last_origin)
-        if stands.is_older:  # nor can the metadata know where a hole begins that the volume knows of
+        if stands.is_older:  # nor can the metadata know where that hole begins
             self.holes.open_all(holes or {})
         if stands.is_other:
             await self._save()
@@ -82,7 +82,7 @@ class TopicLog(AppendableLog):
     async def _hear_again(self, chapter: Chapter, *, is_new: bool) -> None:
         """Record the origins of one ledger's entries.
 
-        :param is_new: to the metadata: the state recorded when it was written is lost.
+        :param is_new: the metadata do not know the ledger: what was recorded while it was written is lost.
         """
         index = await self.load_index(chapter.ledger_id)
         self._own_appended = max(chapter.own_before, index.last_own() or EARLIEST)
@@ -108,7 +108,7 @@ class TopicLog(AppendableLog):
             self._own_link, self._own_waits = self._own_appended, True
 
     def restore_joined(self, recorded: Mapping[str, Position], *, is_joined: bool) -> None:
-        """What was found out before the topic was opened.
+        """Take over what was learned before the topic was opened.
 
         :param recorded: as ``joined``.
         :param is_joined: every region was asked, as after ``join``.
@@ -117,13 +117,13 @@ class TopicLog(AppendableLog):
         self.is_joined = is_joined
 
     def follow(self, end: Position) -> None:
-        """The next own entry follows ``end``, which is stored nowhere any more (R5)."""
+        """The next own entry follows ``end``, which is no longer stored anywhere (R5)."""
         if end > self._own_appended:
             self._own_appended = self._own_link = self._known_own = end
             self._own_waits = True
 
     async def close(self) -> None:
-        """Seal the ledger being written, so that the next owner need not recover it."""
+        """Seal the ledger being written, so the next owner need not recover it."""
         if self.failure is None:
             self.failure = LedgerError("the topic is being closed: look its owner up again")
         self._fail_waiting(self.failure)
@@ -141,21 +141,21 @@ class TopicLog(AppendableLog):
     # -- space ---------------------------------------------------------------------------------------------------
 
     def own_before(self, ledger: int) -> Position:
-        """The last own entry that was known when a ledger was made; its first own entry may not say so (R5)."""
+        """The last own entry known when a ledger was created; the ledger's first own entry may not name it (R5)."""
         return self._chapter(ledger).own_before
 
     def gone_upto(self) -> dict[str, Position]:
-        """Per region the last entry that was stored before the first ledger here, or before the first one that stays
-        when a trim is under way."""
+        """Per region the last entry stored before the first ledger here; during a trim, before the first one that
+        stays."""
         return self.origins_before(self.staying_from)
 
     @property
     def staying_from(self) -> int:
-        """The first ledger here, or the first one that stays when a trim is under way; -1: there is none."""
+        """The first ledger here; during a trim, the first one that stays; -1: there is none."""
         return self._ids[self._leaving] if self._leaving < len(self._ids) else -1
 
     def origins_before(self, ledger: int) -> dict[str, Position]:
-        """Per region the last entry that was stored before a ledger of this log; -1: before the next one."""
+        """Per region the last entry stored before this ledger of the log; ``ledger`` -1: before the next one."""
         if ledger < 0:
             return {**self.last_origin, self.region: self.last_own}
         chapter = self._chapter(ledger)

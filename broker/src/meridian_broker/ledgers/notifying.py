@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calling every callback that waits: an exception in one must not keep the others from being called."""
+"""Calls every waiting callback: an exception in one must not keep the others from being called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Args = ParamSpec("Args")
 
 
 def notify_all(callbacks: Iterable[Callable[Args, object]], *args: Args.args, **kwargs: Args.kwargs) -> None:
-    """Call every one, even if an earlier one raised. The first exception is raised once all were called.
+    """Call each of them, even if an earlier one raised. The first exception is raised at the end.
 
     :raises Exception: the first one; the others are its notes.
     """

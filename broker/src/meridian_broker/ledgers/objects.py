@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port to an object store: whole objects by key, such as S3 and what speaks its protocol has.
+"""The port to an object store: whole objects by key, as in S3 and whatever speaks its protocol.
 
-An object appears whole or not at all, and is not changed afterwards. Retries, with a bound on their time, are the
-implementation's; its errors say whose fault it is.
+An object appears whole or not at all, and never changes. The implementation retries, for a bounded time; its errors say
+whose fault it is.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class ObjectStoreError(Exception):
 
 
 class ObjectStoreAway(ObjectStoreError):
-    """It does not answer, or not in time. Trying again later may work."""
+    """It does not answer in time. Trying again later may work."""
 
 
 class ObjectStoreRefused(ObjectStoreError):
-    """It answers, and refuses: credentials, permissions, a bucket that does not exist or is full."""
+    """It refuses: credentials, permissions, a bucket that does not exist or is full."""
 
 
 class ObjectNotFound(ObjectStoreError):
@@ -28,7 +28,7 @@ class ObjectNotFound(ObjectStoreError):
 
 
 class ObjectInfo(NamedTuple):
-    """An object as it is listed."""
+    """An object in a listing."""
 
     key: str
     size: int
@@ -39,11 +39,11 @@ class ObjectStore(Protocol):
 
     @property
     def where(self) -> str:
-        """The bucket and the endpoint, for messages. No secret."""
+        """The bucket and the endpoint, for messages. Contains no secret."""
         ...
 
     async def put(self, key: str, data: bytes) -> None:
-        """Write an object. The store has it durably when this returns."""
+        """Write an object. It is durable on return."""
         ...
 
     async def read(self, key: str, first: int, length: int) -> bytes:
@@ -61,7 +61,7 @@ class ObjectStore(Protocol):
         ...
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Remove these objects. One that does not exist: nothing happens."""
+        """Remove these objects. Those that do not exist are ignored."""
         ...
 
     async def close(self) -> None:

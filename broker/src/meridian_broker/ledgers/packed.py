@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Origins of a sealed ledger's foreign entries in five bytes each, region codes included, instead of thirty-three.
+"""Origins of a sealed ledger's foreign entries in five bytes each, not thirty-three, region codes included.
 
 Nearly every entry of a region in a ledger follows the previous one, as its ``prev`` says (R3), and many consecutive
-ones come from one ledger of their origin. So the ledgers are stored as runs, and of ``prev`` only the exceptions.
+ones come from one ledger of their origin. So ledgers are stored as runs, and ``prev`` only where it is an exception.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Columns = tuple["array[int]", "array[int]", "array[int]", "array[int]"]
 
 
 class PackedOrigins:
-    """The content of the four columns, in less memory."""
+    """The four columns in less memory."""
 
     __slots__ = ("_entries", "_ledgers", "_prevs", "_unchained")
 
     def __init__(
         self, kinds: bytes | bytearray, columns: Columns, without: Collection[int], unchained: Collection[int] = ()
     ) -> None:
-        """:param without: the region codes of entries that have nothing in the columns.
-        :param unchained: those of regions whose entries claim nothing but themselves.
+        """:param without: the region codes of entries that are not in the columns.
+        :param unchained: the codes of regions whose entries claim only themselves.
         """
         ledgers, entries, prev_ledgers, prev_entries = columns
         self._entries = array("I", entries)
         self._ledgers: dict[int, tuple[list[int], list[int]]] = {}
-        """By region code: the entries from which on their origins are in another ledger, and those ledgers."""
+        """By region code: the entries at which the origin's ledger changes, and those ledgers."""
         self._prevs: dict[int, Position] = {}
         self._unchained = frozenset(unchained)
         last: dict[int, Position] = {}
@@ -54,7 +54,7 @@ class PackedOrigins:
 
     @staticmethod
     def fits(columns: Columns) -> bool:
-        """Whether all entry ids are such as a broker gives."""
+        """Whether all entry ids are in the range a broker assigns."""
         return min(columns[1]) >= 0 and max(columns[1]) < _WORD
 
     def origin(self, kinds: bytes | bytearray, at: int) -> Position:
@@ -70,12 +70,12 @@ class PackedOrigins:
         return self.origin(kinds, kinds.rfind(bytes((kinds[at],)), 0, at))
 
     def memory(self) -> int:
-        """Bytes held, about."""
+        """Approximate bytes."""
         runs = sum(len(starts) for starts, _ in self._ledgers.values())
         return 4 * len(self._entries) + 80 * len(self._prevs) + 80 * runs + 300
 
 
 @lru_cache(maxsize=64)
 def zeros(count: int) -> bytes:
-    """That many zero bytes, shared between callers: most ledgers are full, so their numbers of entries are equal."""
+    """That many zero bytes, shared between callers: most ledgers are full, and so have equally many entries."""
     return bytes(count)

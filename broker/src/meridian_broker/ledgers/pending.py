@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Entries given to a topic's log that are not durable yet, in groups: one read of a connection is one group.
 
-Publishing pays per message, so everything that can be done once per group is.
+Work per message is what publishing costs, so whatever can be done once per group is.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ AppendedToLog = Callable[[list[Any], Position | LedgerError], None]
 others follow without a gap - or with the error."""
 
 OwnEntry = tuple[int, int, int, int, int, bytes, bytes | memoryview]
-"""An entry to be stored here first: flags, messages, key hash, checksum, publish time in milliseconds, extras (from
+"""An entry first stored here: flags, messages, key hash, checksum, publish time in milliseconds, extras (from
 ``entry.pack_extras``), body."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """Entries that wait for a ledger to be written to."""
+    """Entries that wait for a ledger to go to."""
 
     done: AppendedToLog
     tokens: list[Any]
     entries: Sequence[OwnEntry]
     header: EntryHeader | None = None
     body: bytes | memoryview = b""
-    """Instead of ``entries``: one entry of another region."""
+    """In place of ``entries``: one entry of another region."""
 
 
 class Pending:
@@ -46,12 +46,12 @@ class Pending:
         self.first = first
         self.entries = entries
         self.facts = facts
-        """For the index: the number of messages of an own entry, the header of any other."""
+        """For the index: an own entry's number of messages, any other entry's header."""
         self.done = done
         self.tokens = tokens
 
     def cut(self, count: int) -> Pending | None:
-        """Take off the first ``count`` entries; None when that is all of them."""
+        """Split off the first ``count`` entries; None if that is all of them."""
         if count >= len(self.entries):
             return None
         front = Pending(self.first, self.entries[:count], self.facts[:count], self.done, self.tokens[:count])

@@ -2,7 +2,7 @@
 """Work that a process repeats for its whole life, and that survives any failure of a single run.
 
 A failure is logged once, not once per attempt, with its consequence while it lasts; further attempts come at
-growing intervals, up to a bound; and the state is visible at any time, to operators and in metrics. A run that handles
+growing intervals, up to a bound; operators and metrics can see the state at any time. A run that handles
 many topics tries each of them (`each`), so that one bad topic neither stops nor slows the others.
 """
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 BACKOFF_SECONDS_MAX: Final = 30.0
 """The longest pause between attempts of work with a shorter interval."""
 NAMED_MAX: Final = 3
-"""Failures that a message spells out; the others are counted."""
+"""Failures that a message spells out; it only counts the others."""
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ async def each(
     *,
     at_once: int = 1,
 ) -> None:
-    """Do ``work`` for every item, even if some fail. Others run in between, even if ``work`` never waits.
+    """Do ``work`` for every item, even if some fail. Other tasks run in between, even if ``work`` never waits.
 
-    :param at_once: so many are under way together.
+    :param at_once: how many run concurrently.
     :raises SomeFailed: it failed for some of them.
     """
     failures: dict[str, Exception] = {}
@@ -77,20 +77,20 @@ class WorkState:
 
     name: str
     turns: int
-    """Turns that ended, well or not."""
+    """Runs that ended, successful or not."""
     failures: int
-    """Turns that failed since the start."""
+    """Runs that failed since the start."""
     seconds_since_success: float
-    """Since the last successful run; since the start if there was none."""
+    """Since the last successful run, or since the start if there was none."""
     problem: str | None
-    """Why the last turn failed; None: it did not."""
+    """Why the last run failed; None: it did not."""
 
 
 class PeriodicWork:
-    """One kind of work, named by what it does: "expire old messages".
+    """One kind of work, named after what it does: "expire old messages".
 
-    :param consequence: what does not happen while it fails; ends the log line.
-    :param turn: does it once.
+    :param consequence: what the failure means while it lasts; ends the log line.
+    :param turn: one run of it.
     :param seconds: from the end of one run to the next.
     :param clock: seconds, monotonic.
     :param sleep: waits for a number of seconds.
@@ -119,7 +119,7 @@ class PeriodicWork:
         self._problem: str | None = None
 
     async def run(self, *, at_once: bool = False) -> None:
-        """A turn after each pause, until cancelled. :param at_once: the first one without a pause."""
+        """Run after each pause, until cancelled. :param at_once: the first run needs no pause."""
         if at_once:
             await self.attempt()
         while True:
@@ -127,7 +127,7 @@ class PeriodicWork:
             await self.attempt()
 
     async def attempt(self) -> bool:
-        """Run once now. Returns whether it succeeded; raises nothing but a cancellation."""
+        """Run once now. Returns whether that succeeded; raises only a cancellation."""
         try:
             await self._turn()
         except Exception as error:
@@ -139,12 +139,12 @@ class PeriodicWork:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next turn: the interval, doubled with each failure in a row up to a bound."""
+        """Seconds until the next run: the interval, doubled with each failure in a row, up to a bound."""
         doubled = self._seconds * float(1 << min(self._failed_in_a_row, 10))
         return max(self._seconds, min(doubled, BACKOFF_SECONDS_MAX))
 
     def state(self) -> WorkState:
-        """As of now."""
+        """How the work is doing now."""
         since = self._clock() - self._last_success
         return WorkState(self.name, self._turns, self._failures, since, self._problem)
 
@@ -160,7 +160,7 @@ class PeriodicWork:
         problem = str(error) or repr(error)
         is_news, self._problem = problem != self._problem, problem
         self._failures += 1
-        # Where only some failed, the others should not wait longer than usual for their next turn.
+        # If only some failed, the others should not wait longer than usual for their next run.
         self._failed_in_a_row = 0 if isinstance(error, SomeFailed) else self._failed_in_a_row + 1
         if is_news:
             log.error(
@@ -171,5 +171,5 @@ class PeriodicWork:
 
 
 def _is_bug(error: Exception) -> bool:
-    """Our own errors are raised for expected situations and explain themselves; any other one needs its traceback."""
+    """Our own errors stand for expected situations and explain themselves; any other needs its traceback."""
     return not type(error).__module__.startswith("meridian_broker.")

@@ -27,15 +27,15 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 log = logging.getLogger(__name__)
 
 SCAN_BYTES: Final = 128 << 10
-"""Bytes of entries whose headers are read before other tasks run: a thousand small ones, some milliseconds."""
+"""Bytes of entries whose headers are read before other tasks run: a thousand small entries, a few milliseconds."""
 
 ANSWER_BYTES: Final = 64 << 10
-"""Entries up to this size are remembered as the last answer from memory."""
+"""Most bytes of entries that are remembered as the last answer from memory."""
 PLACES_AT_ONCE: Final = 2000
-"""Damaged entries that are looked up before others run: a few milliseconds."""
+"""Damaged entries looked up before other tasks run: a few milliseconds."""
 
 _new: Final = tuple.__new__
-"""Half the price of calling a ``NamedTuple`` class, where that is done for every entry."""
+"""Half the cost of calling a ``NamedTuple`` class, for use once per entry."""
 
 Stored = tuple[Position, bytes]
 
@@ -56,16 +56,16 @@ class ReadableLog(Chain):
         self._tail_first = 0
         self._tail_bytes = 0
         self._answered: tuple[Position, Position, list[Stored]] = (LATEST, EARLIEST, [])
-        """The last answer from memory: after where, up to where, and the entries. Thousands of subscriptions ask for
-        the same when an entry was stored."""
+        """The last answer from memory: after where, up to where, and the entries. When an entry was stored, thousands
+        of subscriptions ask the same."""
         self._asked_origin: tuple[Position, tuple[str, Position]] = (EARLIEST, ("", EARLIEST))
-        """The last answer of ``origin``, for the same reason. What is known of an entry does not change."""
+        """The last answer of ``origin``, for the same reason. An entry's origin does not change."""
         self._repeated = RepeatedReads(cache, scheduler)
         self._ends_on_record: tuple[Position, Mapping[str, Position]] = (EARLIEST, {})
-        """The last entry of each chain that was in the last ledger when the record was written last."""
+        """The last entry of each chain in the last ledger, as of the last write of the record."""
         self.damage = Damage()
         self.on_damage: Callable[[], None] = lambda: None
-        """Told after a damaged entry was found."""
+        """Called after a damaged entry was found."""
 
     @property
     def region(self) -> str:
@@ -73,8 +73,8 @@ class ReadableLog(Chain):
 
     @property
     def unchained(self) -> set[str]:
-        """Regions of Apache Pulsar that bring entries, or did: each region stores those that it gets itself, and none
-        is sent them by another one."""
+        """Regions of Apache Pulsar that bring entries, or did: each region stores what it gets itself, and regions do
+        not send each other these entries."""
         return self._codes.unchained
 
     # -- entries -------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class ReadableLog(Chain):
         return [(_new(Position, (ledger, number)), entry) for number, entry in enumerate(entries, first)]
 
     def _kept(self, first: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
-        """Entries that others have read; None: nobody has, or what is known of their origins is not in memory."""
+        """Entries that others have read; None: nobody has, or the index of their origins is not in memory."""
         if self.index(first.ledger) is None:
             return None
         return self._repeated.kept(
@@ -157,13 +157,13 @@ class ReadableLog(Chain):
         if place is not None:
             self.tell_damaged(self.damage.found({position: place}), str(error))
         time_ms = None if place is None else published_ms(place, self.region, error.remains)
-        if time_ms is None:  # not earlier than it was: a seek to a time takes it along rather than skip it
+        if time_ms is None:  # not earlier than it really was: a seek to a time should include it rather than skip it
             known = times.between(position.entry)
             time_ms = 1 if known is None else known[1]
         return stand_in(place, self.region, position, time_ms)
 
     async def whole_again(self, position: Position) -> bytes | None:
-        """A damaged entry, if the disk can read it now: the file was restored, or a cable was loose."""
+        """A damaged entry, if the disk can read it again: the file was restored, or a cable was loose."""
         if not self.holds(position):
             self.damage.forget(position)
             return None
@@ -196,11 +196,11 @@ class ReadableLog(Chain):
     def tell_damaged(self, new: int, why: str | None) -> None:
         """Damaged entries were found.
 
-        :param new: how many are.
-        :param why: of the first one.
+        :param new: how many were not known before.
+        :param why: the error of the first one.
         """
         if new:
-            more = f", and {new - 1} others of its ledger" if new > 1 else ""
+            more = f", and {new - 1} more entries of its ledger" if new > 1 else ""
             log.error("%s%s; asking the other regions for copies", why, more)
             self._scheduler.defer(self.on_damage)
 
@@ -223,14 +223,14 @@ class ReadableLog(Chain):
         self._repeated.forget()
 
     def drop_tail(self) -> None:
-        """Drop the cached tail: nothing has read here for a while."""
+        """Drop the cached tail: nobody has read this log for a while."""
         self._shrink_tail(0)
         self._repeated.forget()
 
     # -- facts from the headers ------------------------------------------------------------------------------------
 
     def index(self, ledger: int) -> LedgerIndex | None:
-        """The index of a ledger when it is in memory."""
+        """The index of a ledger if it is in memory."""
         index = self._index
         if index is not None and index.ledger_id == ledger:
             return index
@@ -238,7 +238,8 @@ class ReadableLog(Chain):
         return self._chapters[at].index if at >= 0 and self._ids[at] == ledger else None
 
     def origin(self, position: Position) -> tuple[str, Position] | None:
-        """Where an entry was first stored, and as what; None: it has no common origin, or its index is not in memory.
+        """The region and position where an entry was first stored; None: no common origin, or its index is not in
+        memory.
 
         :raises IndexError: the ledger has no such entry.
         """
@@ -260,9 +261,9 @@ class ReadableLog(Chain):
         return await self.reload_index(ledger) if chapter.index is None else chapter.index
 
     async def reload_index(self, ledger: int) -> LedgerIndex:
-        """Like ``load_index``, from the ledger as it is now: copies of damaged entries were added. The previous one
-        stays in memory until then. The index of the ledger being written was not built from stored entries, and
-        stays."""
+        """Like ``load_index``, from the ledger as it is now: copies of damaged entries were added. The old index stays
+        in memory until the new one is complete. That of the ledger being written was not built from stored entries and
+        is kept."""
         chapter = self._chapter(ledger)
         if chapter.index is not None and chapter.index is self._index:
             return chapter.index
@@ -271,7 +272,7 @@ class ReadableLog(Chain):
         reader, found, last_ms = await self._reader(chapter), dict[int, str](), 1
         read = reader.read_heads if isinstance(reader, HeadReader) else reader.read
         while (at := len(index)) < chapter.entries:
-            # Behind a damaged entry read one at a time: with many of them, each read would be as long as all together.
+            # After a damaged entry read one at a time: with many, each read would otherwise cover all the rest.
             end = at if at - 1 in found else chapter.entries - 1
             try:
                 entries = await read(at, end, SCAN_BYTES)
@@ -283,7 +284,7 @@ class ReadableLog(Chain):
                     header = rebuilding.add_damaged(self.damage.damaged.get(position), error.remains)
                     last_ms = last_ms if header is None else header.publish_time_ms
                     times.note(at, 1, last_ms, last_ms)
-                    found[at] = str(error)  # the error itself would keep this frame, and all of them, in a cycle
+                    found[at] = str(error)  # the error would keep this frame, and so all of them, in a reference cycle
             for entry in entries:
                 header = unpack(entry)
                 last_ms = header.publish_time_ms
@@ -296,11 +297,11 @@ class ReadableLog(Chain):
         for _ in rebuilding.finish(*ends, is_sure=following is not None):
             await next_turn(self._scheduler)
         await self._note_damaged(index, found)
-        chapter.index, chapter.times = index, times  # only now: damaged entries must not be claimed
+        chapter.index, chapter.times = index, times  # not earlier: damaged entries must not be claimed
         return index
 
     async def _note_damaged(self, index: LedgerIndex, found: Mapping[int, str]) -> None:
-        """:param found: the entries of a ledger that cannot be read, and why."""
+        """:param found: the entries of a ledger that cannot be read, each with its error."""
         numbers, first, new = iter(found), EARLIEST, 0
         while some := list(islice(numbers, PLACES_AT_ONCE)):
             places = {Position(index.ledger_id, n): place for n in some if (place := index.place(n)) is not None}
@@ -316,20 +317,20 @@ class ReadableLog(Chain):
         return self._chapters[at] if at < len(self._chapters) else None
 
     def times(self, ledger: int) -> BlockTimes | None:
-        """When the blocks of a ledger were published, as far as that is in memory: ``load_times`` else."""
+        """When the blocks of a ledger were published; None: not in memory, call ``load_times``."""
         at = bisect_right(self._ids, ledger) - 1
         return self._chapters[at].times if at >= 0 and self._ids[at] == ledger else None
 
     async def load_times(self, ledger: int) -> BlockTimes:
-        """As ``times``, read from the ledger's headers when need be. :raises LedgerError: as ``load_index``."""
+        """Like ``times``, read from the ledger's headers if necessary. :raises LedgerError: as ``load_index``."""
         chapter = self._chapter(ledger)
         if chapter.times is None:
             await self.load_index(ledger)
-        assert chapter.times is not None  # loaded together with the index
+        assert chapter.times is not None  # loaded along with the index
         return chapter.times
 
     def latest_ms(self, ledger: int) -> int:
-        """The latest publish time in a ledger. 0: not known without its headers.
+        """The latest publish time in a ledger; 0: only its headers would tell.
 
         :raises LedgerNotFound: no such ledger.
         """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads that many make: the same entries, from the same one on.
+"""Reads shared by many readers: the same entries, from the same one on.
 
 After a restart thousands of subscriptions of a topic may be owed the same entries, none of which is in memory. Whoever
-asks for what is just being read waits for that read; and what a second one asked for is kept for those who ask later,
-as long as there is room. A reader that is alone with its place keeps nothing.
+asks for what is being read already waits for that read; and what two have asked for is kept for later ones, as long as
+there is room. For a reader alone at its place nothing is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meridian_broker.positions.position import Position
 KEPT_BYTES: Final = 1 << 20
 """Limit on the entries that one log keeps; the broker's cache must have room for them, too."""
 REMEMBERED: Final = 64
-"""Reads that are remembered: readers that follow each other at some distance find what the first of them read."""
+"""Reads that are remembered: readers at some distance from each other find what the first of them read."""
 
 Stored = tuple[Position, bytes]
 
@@ -53,11 +53,11 @@ class RepeatedReads:
         self._cache = cache
         self._scheduler = scheduler
         self._known: dict[tuple[Position, int], _Read] = {}
-        """By the first entry and the limit in bytes, the latest read last."""
+        """By first entry and limit in bytes, the latest read last."""
         self._size = 0
         """Bytes kept."""
         self._under_way: dict[Asked, list[Callable[[Any], None]]] = {}
-        """Who waits for the same read."""
+        """The readers that wait for each read."""
 
     def kept(self, first: Position, count: int, max_bytes: int) -> list[Stored] | None:
         """These entries, or the first of them; None: they are not kept. Not to be changed."""
@@ -67,13 +67,13 @@ class RepeatedReads:
         return known.entries if len(known.entries) <= count else known.entries[:count]
 
     async def read(self, asked: Asked, read: Callable[[], Awaitable[list[Stored]]]) -> list[Stored]:
-        """What ``read`` returns, or another read of the same. :raises LedgerError: the store cannot read it."""
+        """The result of ``read``, or of another read of the same. :raises LedgerError: the store cannot read it."""
         while (others := self._under_way.get(asked)) is not None:
             answer: list[Stored] | None = await self._scheduler.answer(others.append)
             if answer is not None:
                 return answer
         waiting = self._under_way[asked] = []
-        outcome: list[Stored] | LedgerError | None = None  # if this task is cancelled, the others read by themselves
+        outcome: list[Stored] | LedgerError | None = None  # if this task is cancelled, the others read for themselves
         try:
             outcome = found = await read()
         except LedgerError as error:
@@ -109,6 +109,6 @@ class RepeatedReads:
             self._cache.used -= dropped.size
 
     def forget(self) -> None:
-        """Keep nothing of what was read."""
+        """Drop all that was read."""
         self._cache.used -= self._size
         self._known, self._size = {}, 0

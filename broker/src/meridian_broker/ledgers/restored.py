@@ -21,16 +21,16 @@ class Standing(NamedTuple):
 
     chapters: list[Chapter]
     last_own: Position
-    """And ``last_origins``: used when there is no chapter."""
+    """Like ``last_origins``, used if there is no chapter."""
     last_origins: dict[str, Position]
     is_other: bool
     """It differs from the metadata."""
     is_older: bool = False
-    """The volume lacks some ledgers that the metadata name; so entries recorded as recovered may be missing again."""
+    """The volume lacks some ledgers that the metadata name, so entries recorded as recovered may be missing again."""
 
 
 class _Recovered:
-    """Fences and seals each ledger when it is first asked for, and asks the store for it once."""
+    """Fences and seals each ledger when it is first asked about, and asks the store only once."""
 
     def __init__(self, store: LedgerStore, fence: int) -> None:
         self._store = store
@@ -55,9 +55,9 @@ async def standing(
 ) -> Standing:
     """Fence and seal the remaining recorded ledgers, and those that were found.
 
-    :param found: ledgers of the topic on the volume that the metadata do not name, all created after those they do. One
-        that is gone by now had no entries: opening the topic deleted it, and failed later.
-    :param last_own: and ``last_origins``: as recorded.
+    :param found: ledgers of the topic on the volume that the metadata do not name, all created after those they name.
+        One that is gone by now had no entries: an opening deleted it, and failed later.
+    :param last_own: like ``last_origins``, as recorded.
     :raises LedgerError: a ledger cannot be recovered; nothing was changed.
     """
     recovered = _Recovered(store, fence)
@@ -80,7 +80,7 @@ async def standing(
             try:
                 info = await recovered.info(span.ledger_id)
             except LedgerNotFound:
-                # Recorded, but the broker ended before it reached the store; or the volume is an older copy.
+                # Recorded, but the broker stopped before it reached the store; or the volume is an older copy.
                 last_own, origins = span.own_before, dict(span.origins_before)
                 is_older = True
                 continue
@@ -99,7 +99,7 @@ async def standing(
 
 
 async def _still_there(recovered: _Recovered, found: Sequence[Span]) -> dict[int, int]:
-    """How many entries each of these ledgers has that the store still has."""
+    """The number of entries of each of these ledgers that the store still has."""
     entries: dict[int, int] = {}
     for span in found:
         with suppress(LedgerNotFound):
@@ -108,10 +108,9 @@ async def _still_there(recovered: _Recovered, found: Sequence[Span]) -> dict[int
 
 
 async def _not_given_back(recovered: _Recovered, named: Sequence[Span], is_older: bool) -> Sequence[Span]:
-    """The recorded ledgers without the first ones that were trimmed since.
+    """The recorded ledgers without those at the head that were trimmed since.
 
-    :param is_older: the metadata are certainly older: otherwise a later ledger without entries may be one that failed
-        to begin.
+    :param is_older: the metadata are certainly older. Otherwise a missing ledger may be one whose creation failed.
     """
     for number, span in enumerate(named):
         try:
@@ -126,7 +125,7 @@ async def _not_given_back(recovered: _Recovered, named: Sequence[Span], is_older
 
 
 async def _count_whole(recovered: _Recovered, spans: list[Span]) -> int:
-    """How many of the recorded ledgers the store has complete; fewer than all: the volume is an older copy.
+    """How many of the recorded ledgers are complete in the store; fewer than all: the volume is an older copy.
 
     A ledger that is missing *between* others is damage, not an older copy; reading it reports that.
 
@@ -138,7 +137,7 @@ async def _count_whole(recovered: _Recovered, spans: list[Span]) -> int:
         try:
             info = await recovered.info(span.ledger_id)
         except LedgerNotFound:
-            whole = number if span.entries >= 0 else whole  # one that was begun may never have been created
+            whole = number if span.entries >= 0 else whole  # recorded first, so perhaps never created
             continue
         if info.entries < span.entries:
             return number

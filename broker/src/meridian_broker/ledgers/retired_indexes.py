@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acknowledgements of entries that were dropped while a consumer held them, and whose ledger has been deleted (R14).
+"""Resolves acknowledgements of entries that were dropped while a consumer held them, if their ledger is gone (R14).
 
-An acknowledgement names a place in this region's log, and the index of that ledger says what it claims. A ledger's
-index is deleted with the ledger. But a consumer may still hold dropped entries of it. Another region may not have
-dropped them, and would deliver what was acknowledged here. So if a consumer held something that was dropped in a
-ledger, the ledger's index is kept for a while: in memory, and for a limited number of the newest ledgers of a topic. A
-ledger of this region's own entries takes almost no memory, others five bytes an entry.
+An acknowledgement names a place in this region's log, and the ledger's index says what it claims. The index is deleted
+with the ledger, but a consumer may still hold dropped entries of it. Another region may not have dropped them, and
+would deliver what was acknowledged here. So if a consumer held entries that were dropped, their ledger's index stays in
+memory for a while, limited to the newest such ledgers of a topic. With only own entries it takes almost no memory,
+otherwise five bytes per entry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.positions.position import Position
 
 LEDGERS_MAX: Final = 16
-"""Per topic. Acknowledging an entry that was dropped in an older ledger, since deleted, has no effect."""
+"""Per topic. Acknowledging a dropped entry of an older ledger that is deleted has no effect."""
 
 
 class Late:
@@ -29,7 +29,7 @@ class Late:
         self._indexes: dict[int, LedgerIndex] = {}
 
     def note(self, index: LedgerIndex) -> None:
-        """Something in this ledger is dropped while a consumer holds it."""
+        """Entries of this ledger are dropped while a consumer holds them."""
         if self._indexes.get(index.ledger_id) is not index:
             self._indexes[index.ledger_id] = index
             if len(self._indexes) > LEDGERS_MAX:
@@ -41,7 +41,7 @@ class Late:
         return index if index is not None and 0 <= position.entry < len(index) else None
 
     def pack(self, stored: Collection[int]) -> None:
-        """Called from time to time: indexes of ledgers that are no longer stored are packed, to take less memory."""
+        """Called from time to time: pack indexes of ledgers that are no longer stored, to save memory."""
         for ledger, index in self._indexes.items():
             if ledger not in stored and not index.is_packed:
                 index.pack()

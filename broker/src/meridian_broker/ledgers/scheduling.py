@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port through which pure rooms get the time, turns of the loop, and tasks with an owner."""
+"""The port through which pure rooms get the time, turns of the loop and owned tasks."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, Final, Protocol, TypeVar
 T = TypeVar("T")
 
 AT_ONCE: Final = 256
-"""Jobs that ``run_all`` has under way, unless told otherwise. Enough for the stores to commit many of them together."""
+"""Jobs that ``run_all`` runs concurrently by default: enough for the stores to commit many of them together."""
 SLICE: Final = 100
-"""Items that a walk takes in one turn of the loop: a few milliseconds where each takes tens of microseconds."""
+"""Items that a walk takes in one turn of the loop: a few milliseconds if each takes tens of microseconds."""
 
 
 class Timer(Protocol):
-    """A call that was asked for later."""
+    """A call scheduled for later."""
 
     def cancel(self) -> None: ...
 
 
 class Scheduler(Protocol):
-    """Services of the shell that a core runs in. The simulator has one implementation, the broker another."""
+    """Services of the shell around a core. The simulator has one implementation, the broker another."""
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since 1970."""
         ...
 
     def monotonic_ms(self) -> int:
-        """A monotonic clock for durations. It includes time in which the machine is suspended."""
+        """A monotonic clock for durations, in milliseconds. It includes time during which the machine is suspended."""
         ...
 
     def defer(self, callback: Callable[[], None]) -> None:
@@ -38,11 +38,11 @@ class Scheduler(Protocol):
     def later(self, seconds: float, callback: Callable[[], None]) -> Timer: ...
 
     async def answer(self, ask: Callable[[Callable[[Any], None]], object]) -> Any:
-        """Call ``ask`` with a callback and wait for the callback's argument; if that is an exception it is raised."""
+        """Call ``ask`` with a callback and wait for the callback's argument; if that is an exception, it is raised."""
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run ``work`` as a task that the shell owns, awaits and cancels at its end. A failure of it is logged."""
+        """Run ``work`` as a task that the shell owns, awaits and cancels when it ends. A failure is logged."""
         ...
 
 
@@ -52,14 +52,14 @@ async def next_turn(scheduler: Scheduler) -> None:
 
 
 async def later(scheduler: Scheduler, seconds: float) -> None:
-    """Continue after so many seconds."""
+    """Continue after this many seconds."""
     await scheduler.answer(lambda ready: scheduler.later(seconds, lambda: ready(None)))
 
 
 async def in_slices(scheduler: Scheduler, items: Iterable[T], size: int = SLICE) -> AsyncIterator[T]:
-    """The items as they are now, ``size`` of them in each turn of the loop: there may be a hundred thousand.
+    """The items as they are now, ``size`` in each turn of the loop: there may be a hundred thousand.
 
-    The caller has to expect that an item was removed in the meantime.
+    An item may have been removed in the meantime; the caller must expect that.
     """
     for number, item in enumerate(tuple(items)):
         if number and number % size == 0:
@@ -70,7 +70,7 @@ async def in_slices(scheduler: Scheduler, items: Iterable[T], size: int = SLICE)
 async def run_all(
     scheduler: Scheduler, jobs: Iterable[Callable[[], Awaitable[object]]], name: str, *, at_once: int = AT_ONCE
 ) -> None:
-    """Run every job, ``at_once`` at a time. Once one fails no further job begins; those under way are waited for.
+    """Run every job, ``at_once`` at a time. Once one fails, no more are started; those under way are awaited.
 
     :raises Exception: the first failure.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port of a broker's ledger storage: a `LedgerStore` with what the process around it asks.
+"""The port of a broker's ledger storage: a `LedgerStore` plus what the process around it needs.
 
-The start, the health page, the metrics and the export use this, and none of them knows which engine it is.
+Startup, the health page, the metrics and the export use it without knowing the engine.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class StorageFigures:
     sync_buckets: Mapping[str, int] = field(default_factory=dict)
     """Number of fdatasync calls by upper bound in seconds; ``+Inf`` counts those above all others."""
     sync_seconds: float = 0.0
-    """Time spent in them."""
+    """Seconds spent in them."""
 
 
 class OldLedger(NamedTuple):
-    """A ledger that has been there for a while."""
+    """A ledger that has existed for a while."""
 
     ledger_id: int
     fence: int
-    """The highest owner epoch that it has seen."""
+    """The highest owner epoch it has seen."""
     label: bytes
 
 
@@ -44,11 +44,11 @@ class LedgerStorage(LedgerStore, Protocol):
         ...
 
     def newest_fence(self) -> int:
-        """The highest owner epoch any ledger has seen, if the storage is apart; 0 if there is none."""
+        """The highest owner epoch that any ledger has seen; 0 if there is none, or if the storage is not apart."""
         ...
 
     async def older_than(self, age_ms: int, /) -> list[OldLedger]:
-        """Labelled ledgers that were created longer ago; none if the storage is apart.
+        """Labelled ledgers created longer ago than this; none if the storage is apart.
 
         :raises LedgerError: the storage does not answer.
         """
@@ -56,7 +56,7 @@ class LedgerStorage(LedgerStore, Protocol):
 
     @property
     def damages(self) -> Sequence[str]:
-        """Sentences about what was found damaged when the storage was opened."""
+        """What was found damaged when the storage was opened, in sentences."""
         ...
 
     @property
@@ -66,23 +66,23 @@ class LedgerStorage(LedgerStore, Protocol):
 
     @property
     def works(self) -> Sequence[PeriodicWork]:
-        """The storage's own background work, which it runs itself."""
+        """The background work that the storage runs itself."""
         ...
 
     def figures(self) -> StorageFigures: ...
 
     @property
     def outside(self) -> str:
-        """What `engines.outside.open_outside` needs to read these ledgers in another process. No secret."""
+        """What `engines.outside.open_outside` needs to read these ledgers in another process. Contains no secret."""
         ...
 
     async def close(self) -> None:
-        """Write everything queued, then let go of the storage. Later calls fail."""
+        """Write everything queued, then release the storage. Later calls fail."""
         ...
 
 
 class OutsideLedgers(Protocol):
-    """Ledgers that another process writes. Which entries are durable is known to that process alone."""
+    """Ledgers that another process writes. Only that process knows which entries are durable."""
 
     async def read(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[bytes]:
         """As `Reader.read`.

@@ -9,7 +9,7 @@ Ordering obligations of an implementation:
 
 1. ``append`` assigns entry ids in call order and calls ``done`` in the same order, on the event loop's thread.
 2. ``done(entry_id)`` is called only after the entry would survive a power cut.
-3. After the first ``done(error)`` of a writer every later append of that writer fails too: no gap can appear.
+3. After a writer's first ``done(error)`` every later append to it fails too: no gap can appear.
 4. Nothing past ``last_confirmed`` is ever returned to a reader.
 5. Whatever the storage raises, the caller gets a ``LedgerError``: an ``OSError`` never leaves the store. A failed read
    or write may be retried; it does not affect other ledgers.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
 LABEL_BYTES_MAX: Final = 0xFFFF
-"""Most bytes of a ledger's label."""
+"""Longest label of a ledger, in bytes."""
 
 
 class LedgerError(Exception):
@@ -30,9 +30,9 @@ class LedgerError(Exception):
 
 
 Done = Callable[[LedgerError | None], None]
-"""Told once that something is durable, or why it never will be."""
+"""Called once: with None when something is durable, or with the reason why it never will be."""
 WhenDurable = Callable[[Done], None]
-"""Calls back once everything written before is on disk, or with why it never will be."""
+"""Calls back once everything written before is on disk, or with the reason why it never will be."""
 
 
 class LedgerFenced(LedgerError):
@@ -44,7 +44,7 @@ class LedgerNotFound(LedgerError):
 
 
 class LedgerDeleted(LedgerNotFound):
-    """It was deleted. A store need not remember that forever; after that it is only not found."""
+    """It was deleted. A store need not remember that forever; afterwards it reports ``LedgerNotFound``."""
 
 
 class LedgerWriteFailed(LedgerError):
@@ -56,14 +56,14 @@ class LedgerStorageFull(LedgerWriteFailed):
 
 
 class LedgerUnreadable(LedgerError):
-    """The storage failed to read its data (an I/O error, a volume that is away). Trying again later may work."""
+    """The storage failed to read its data (an I/O error, a missing volume). Trying again later may work."""
 
 
 class LedgerCorrupt(LedgerError):
     """A stored entry fails its checksum. The message names the ledger, the entry and the file."""
 
     def __init__(self, message: str, remains: bytes = b"") -> None:
-        """:param remains: the bytes in the entry's place, some of them wrong; empty if there are none."""
+        """:param remains: the bytes in the entry's place, some of them wrong; may be empty."""
         super().__init__(message)
         self.remains = remains
 
@@ -86,7 +86,7 @@ AppendDone = Callable[[int | LedgerError], None]
 
 
 class Writer(Protocol):
-    """The one appender of one ledger."""
+    """The only appender to a ledger."""
 
     @property
     def ledger_id(self) -> int: ...
@@ -117,7 +117,7 @@ class Writer(Protocol):
 
 
 class Reader(Protocol):
-    """Reads a ledger that anybody may still be writing."""
+    """Reads a ledger that may still be written by anybody."""
 
     @property
     def ledger_id(self) -> int: ...
@@ -141,13 +141,13 @@ class HeadReader(Reader, Protocol):
     """A reader for which entries without their bodies may be much cheaper."""
 
     async def read_heads(self, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """As ``read``; of each entry at least what ``entry.unpack`` reads."""
+        """Like ``read``, but of each entry perhaps only what ``entry.unpack`` reads."""
         ...
 
 
 @runtime_checkable
 class FollowingReader(Reader, Protocol):
-    """A reader that learns what another broker adds to its ledger."""
+    """A reader that learns what another broker appends to its ledger."""
 
     def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
         """Keep ``last_confirmed`` current while another broker writes the ledger, and once somebody has sealed it.
@@ -163,17 +163,17 @@ class FollowedWriter(Writer, Protocol):
     """A writer whose ledger other brokers can read before it is sealed."""
 
     def announce(self) -> None:
-        """Let readers elsewhere know soon what is durable now. Without it they learn of an entry with the next one."""
+        """Tell readers elsewhere soon what is durable now. Otherwise they learn of an entry only with the next one."""
         ...
 
 
 class LedgerStore(Protocol):
-    """All ledgers a broker can reach."""
+    """All ledgers that a broker can reach."""
 
     async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> Writer:
-        """Make a ledger and become its writer.
+        """Create a ledger and become its writer.
 
-        :param fence: the owner's epoch: a smaller one is refused later on.
+        :param fence: the owner's epoch; a smaller one is refused from now on.
         :param label: kept with the ledger for as long as it lives (``labels.py``), up to ``LABEL_BYTES_MAX``.
         :raises LedgerError: the id was used before (R1).
         """
@@ -184,7 +184,7 @@ class LedgerStore(Protocol):
         ...
 
     async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
-        """Fence the old writer, find the last durable entry, seal. If sealed already, only returns its facts.
+        """Fence the old writer, find the last durable entry, seal. If sealed already, only return its facts.
 
         :raises LedgerFenced: ``fence`` is older than one seen.
         :raises LedgerNotFound: no such ledger.
@@ -192,7 +192,7 @@ class LedgerStore(Protocol):
         ...
 
     async def delete(self, ledger_id: int) -> None:
-        """Forget the ledger and give its space back, in time. Absent: nothing happens."""
+        """Delete the ledger; its space is freed in time. Does nothing if there is none."""
         ...
 
     async def list(self) -> list[LedgerInfo]:

@@ -3,9 +3,9 @@
 
 A token bucket that may go into debt. It counts what has already happened (a message was read from its connection, an
 entry was sent), so counting never refuses; it returns how long to wait before the next. A large message therefore
-passes, and is paid for by the wait after it. In the long run the rate holds exactly; at most one period's worth is
-saved up while idle. A debt is bounded, too: all clients of a topic or of the broker pay it, and one of them may have
-caused it (``RATE_DEBT_MS``).
+passes, and the wait after it pays for it. In the long run the rate holds exactly; at most one period's worth is saved
+up while idle. A debt is bounded, too: one client may have caused it, but all clients of the topic or broker pay it
+(``RATE_DEBT_MS``).
 
 Pure: the time is passed in, as milliseconds of a clock that may be adjusted. When it goes back, nothing is gained or
 lost.
@@ -19,7 +19,7 @@ from meridian_broker.bounds.clients import RATE_DEBT_MS
 
 
 class Rate(NamedTuple):
-    """0 or less: not limited."""
+    """0 or less: no limit."""
 
     messages: int = 0
     bytes: int = 0
@@ -31,7 +31,7 @@ class Rate(NamedTuple):
 
 
 class TokenBucket:
-    """``amount`` a period."""
+    """``amount`` per period."""
 
     __slots__ = ("_amount", "_at_ms", "_least", "_level", "_period_ms")
 
@@ -39,7 +39,7 @@ class TokenBucket:
         self._amount = amount
         self._period_ms = period_ms
         self._level = amount * period_ms
-        """Tokens times the period: whole numbers, so nothing is lost by rounding. Below zero: a debt."""
+        """Tokens times the period: whole numbers, so rounding loses nothing. Below zero: a debt."""
         self._least = -amount * max(period_ms, RATE_DEBT_MS)
         self._at_ms = now_ms
 
@@ -54,7 +54,7 @@ class TokenBucket:
         return 0 if self._level > 0 else -self._level // self._amount + 1
 
     def available(self, now_ms: int) -> int:
-        """The amount that may be used now without a debt; at least 1 when no wait is due."""
+        """The amount that may be used now without going into debt; at least 1 when no wait is due."""
         self._fill(now_ms)
         return -(-self._level // self._period_ms) if self._level > 0 else 0
 
@@ -66,7 +66,7 @@ class TokenBucket:
 
 
 class Throttle:
-    """A ``Rate`` and its use so far."""
+    """A ``Rate`` and how much of it is used."""
 
     __slots__ = ("_buckets", "_bytes", "_messages", "rate")
 
@@ -94,7 +94,7 @@ class Throttle:
 
 
 def throttle_for(rate: Rate, before: Throttle | None, now_ms: int) -> Throttle | None:
-    """The throttle that keeps a rate, None if it does not limit; ``before``, with what it counted, if that one does."""
+    """A throttle for a rate, None if it sets no limit. If ``before`` has this rate, it is kept with its counts."""
     if not rate.is_limited:
         return None
     return before if before is not None and before.rate == rate else Throttle(rate, now_ms)

@@ -18,17 +18,15 @@ from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.positions.position import Position
 
 BLOCKS_MAX: Final = 128
-"""Blocks of one subscription whose individual times are kept in memory; beyond that the least recently read are
-dropped."""
+"""Blocks per subscription whose individual times are kept in memory; the least recently loaded are dropped."""
 PAGE_BYTES: Final = 1 << 20
-"""Read at a time."""
+"""Bytes of entries per read."""
 
 
 async def first_since(log: ReadableLog, time_ms: int) -> Position | None:
-    """The first entry published at ``time_ms`` or later, or None. Reads one block, in most cases.
+    """The first entry published at ``time_ms`` or later, or None. Usually reads one block.
 
-    A ledger without times in memory since the broker started is read once, unless its record shows that all of it
-    is earlier.
+    A ledger whose times are not in memory is read first, unless its record shows that all of it is earlier.
 
     :raises LedgerError: the entries cannot be read.
     """
@@ -48,7 +46,7 @@ async def first_since(log: ReadableLog, time_ms: int) -> Position | None:
 
 
 class PublishTimes:
-    """Finds on which side of some moments entries were published: the moments from which seeks by time apply."""
+    """Finds on which side of some moments entries were published: the times that seeks went to."""
 
     __slots__ = ("_blocks", "_log", "_moments")
 
@@ -58,9 +56,9 @@ class PublishTimes:
         self._blocks: dict[tuple[int, int], array[int]] = {}
 
     def of(self, position: Position) -> int:
-        """A time that no moment parts from when the entry was published, in milliseconds since 1970.
+        """A time on the same side of every moment as the entry's publish time, in milliseconds since 1970.
 
-        0: that is not in memory, ``load`` it. Never 0 when it is. It is never earlier than the entry.
+        0: not in memory, ``load`` it. Never earlier than the entry's own time.
         """
         ledger, entry = position
         known = self._log.times(ledger)
@@ -74,7 +72,8 @@ class PublishTimes:
         return 0 if times is None or at >= len(times) else times[at]
 
     async def load(self, position: Position) -> None:
-        """Load the times of an entry's block, as far as it is stored. :raises LedgerError: it cannot be read."""
+        """Load the times of those entries of a block that are still stored. :raises LedgerError: they cannot be
+        read."""
         ledger = position.ledger
         await self._log.load_times(ledger)
         key = ledger, position.entry // BLOCK

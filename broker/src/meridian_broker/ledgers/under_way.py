@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations in flight: closing something waits for the operations it has accepted.
 
-A waiter waits for operations begun before it asked, not for later ones: on a busy subscription there is always
-something in flight, and a close must finish nevertheless. The wait is bounded, in case a disk hangs.
+A waiter waits for operations begun before it asked, not for later ones: a busy subscription always has something in
+flight, and a close must finish nevertheless. The wait is bounded, in case a disk hangs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from meridian_broker.ledgers.scheduling import Scheduler, Timer
 from meridian_broker.ledgers.store import LedgerError
 
 PATIENCE_SECONDS: Final = 10.0
-"""How long a close waits. Whatever is not durable by then was never confirmed: its messages are delivered again."""
+"""How long a close waits. What is not durable by then was never confirmed: its messages are delivered again."""
 
 Over = Callable[[LedgerError | None], None]
-"""Called when everything has ended, with the first error, if any."""
+"""Called when all of it has ended, with the first error, if any."""
 
 
 class _Waiter:
@@ -33,14 +33,14 @@ class _Waiter:
 
 
 class UnderWay:
-    """Counts operations in flight. Each has a number, in the order of beginning."""
+    """Counts operations in flight, numbered in the order in which they begin."""
 
     __slots__ = ("_begun", "_oldest", "_open", "_waiting")
 
     def __init__(self) -> None:
         self._begun = 0
         self._oldest = 0
-        """Every piece with a smaller number is over."""
+        """Every operation with a smaller number has ended."""
         self._open: set[int] = set()
         self._waiting: deque[_Waiter] = deque()
 
@@ -49,14 +49,14 @@ class UnderWay:
         return not self._open
 
     def begin(self) -> int:
-        """Something begins; ``end`` takes the number."""
+        """An operation begins. Returns the number to pass to ``end``."""
         number = self._begun
         self._begun += 1
         self._open.add(number)
         return number
 
     def end(self, number: int, error: LedgerError | None = None) -> None:
-        """It is over, or failed with ``error``."""
+        """It ended, or failed with ``error``."""
         self._open.discard(number)
         while self._oldest < self._begun and self._oldest not in self._open:
             self._oldest += 1
@@ -74,7 +74,7 @@ class UnderWay:
         notify_all(due)
 
     def when_over(self, tell: Over) -> None:
-        """Call ``tell`` when all that was begun so far is over, at once if it is."""
+        """Call ``tell`` when all operations begun so far have ended; at once if they have."""
         if self.is_idle:
             tell(None)
         else:
@@ -86,7 +86,8 @@ class UnderWay:
 
 
 async def all_over(works: Iterable[UnderWay], scheduler: Scheduler) -> bool:
-    """Wait until all that these have begun so far is over, for ``PATIENCE_SECONDS`` at most. Says whether it is."""
+    """Wait until all that these have begun so far has ended, for at most ``PATIENCE_SECONDS``. Returns whether it
+    has."""
     busy = [work for work in works if not work.is_idle]
     if not busy:
         return True

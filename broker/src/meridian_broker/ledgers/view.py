@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log that is another topic's: it is read under the same positions, and nothing is ever written to it (PIP-180).
+"""Another topic's log, read under the same positions; nothing is ever written to it (PIP-180).
 
-The view has the chain of ledgers of its source, and what is known of them: indexes, publish times, damage. So a
-roll-over, a trim and the index of an entry appear in both at the same time, and cost memory once. What the view has of
-its own is the end up to which its readers were told. It follows the source's, and never goes back.
+The view shares its source's chain of ledgers and what is known of them: indexes, publish times, damage. So a roll-over,
+a trim or an index appears in both at the same time, and costs memory once. The view's own is only the end that its
+readers were told. It follows the source's and never goes back.
 
-A view without a source is empty. That is how it stands while its source does not exist; the end stays where it was, for
-ledger ids only grow (R1), and whatever a source of the same name stores later lies behind it.
+A view is empty while its source does not exist. Its end stays where it was: ledger ids only grow (R1), so whatever a
+source of the same name stores later lies after it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class LogView(TopicLog):
         self._source: TopicLog | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self.skipped_entries = 0
-        """Entries that were deleted although a subscription was still owed them, added up over subscriptions, since the
-        view was made."""
+        """Entries deleted while a subscription was still owed them, summed over subscriptions, since the view was
+        made."""
 
     # -- its source ----------------------------------------------------------------------------------------------
 
     def attach(self, source: TopicLog) -> None:
-        """Become a view of this log, as it is and as it grows."""
+        """Become a view of this log, now and as it grows."""
         self.detach()
         self._source = source
         self._chapters, self._ids = source.chain
@@ -52,7 +52,7 @@ class LogView(TopicLog):
         self.last_confirmed = max(self.last_confirmed, source.last_confirmed)
 
     def go_on(self, source: TopicLog) -> bool:
-        """Become a view of this log, which is what the source's has become after it was closed.
+        """Become a view of this log, the successor of the source's log after that was closed.
 
         :returns: False: it lacks something that readers were told of. Nothing was changed.
         """
@@ -74,7 +74,7 @@ class LogView(TopicLog):
         )
 
     def detach(self) -> None:
-        """The source is gone: what the view had is gone with it."""
+        """The source is gone, and with it all that the view had."""
         self._unwatch()
         self._unwatch = lambda: None
         source, self._source = self._source, None
@@ -90,7 +90,7 @@ class LogView(TopicLog):
 
     @property
     def is_alone(self) -> bool:
-        """Whether it has no source, and will not notice by itself that there is one."""
+        """Whether it has no source and will not notice by itself when there is one."""
         return self._source is None
 
     @property
@@ -99,7 +99,7 @@ class LogView(TopicLog):
         return self._source.resets if isinstance(self._source, FollowedLog) else 0
 
     def skipped(self, entries: int) -> None:
-        """Entries that subscriptions were owed are about to be deleted."""
+        """Entries that subscriptions are owed are about to be deleted."""
         self.skipped_entries += entries
 
     def _follow(self) -> None:
@@ -110,7 +110,7 @@ class LogView(TopicLog):
     # -- reading -------------------------------------------------------------------------------------------------
 
     def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
-        """As the source has it in memory."""
+        """From the source's memory."""
         if self._source is None:
             return super().tail_after(position, max_entries, max_bytes)
         found = self._source.tail_after(position, max_entries, max_bytes)
@@ -119,7 +119,7 @@ class LogView(TopicLog):
         return self._kept(following, max_entries, max_bytes)
 
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        """As of any log, except that the source may trim a ledger while it is read: then what follows it is read."""
+        """As in any log; if the source trims a ledger while it is read, what follows it is read instead."""
         while True:
             following = self.after(position)
             try:
@@ -129,7 +129,7 @@ class LogView(TopicLog):
                     raise
 
     async def reload_index(self, ledger: int) -> LedgerIndex:
-        """The source's. :raises LedgerError: there is none, or it cannot be read."""
+        """The source's index. :raises LedgerError: there is none, or it cannot be read."""
         return await (super().reload_index(ledger) if self._source is None else self._source.reload_index(ledger))
 
     def tell_damaged(self, new: int, why: str | None) -> None:
@@ -143,18 +143,18 @@ class LogView(TopicLog):
 
     @property
     def last_own(self) -> Position:
-        """The last own entry appended to the source."""
+        """The source's last own entry."""
         return self._own_appended if self._source is None else self._source.last_own
 
     @property
     def staying_from(self) -> int:
-        """As of the source."""
+        """As for the source."""
         return -1 if self._source is None else self._source.staying_from
 
     # -- what it does not do -------------------------------------------------------------------------------------
 
     def _wait_for_ledger(self, _: Waiting) -> None:
-        """What every append does without a ledger. :raises LedgerError: always."""
+        """Any append would need a ledger. :raises LedgerError: always."""
         raise not_its_own()
 
     async def roll(self) -> None:
@@ -162,24 +162,24 @@ class LogView(TopicLog):
         raise not_its_own()
 
     async def trim(self, *_: object) -> list[int]:
-        """Nothing: ledgers are the source's to delete."""
+        """Does nothing: only the source deletes ledgers."""
         return []
 
     def cool_indexes(self, below: int) -> None:
-        """Nothing: indexes are the source's to drop, unless another broker serves it."""
+        """Does nothing, as the source drops indexes, unless another broker serves it."""
         if isinstance(self._source, FollowedLog):
             self._source.cool_indexes(below)
 
     def drop_tail(self) -> None:
-        """Forget what it read itself; the tail is the source's."""
+        """Drop what it read itself; the tail is the source's."""
         self._repeated.forget()
 
     async def close(self) -> None:
-        """Let go of the source. Nothing of it is sealed or written."""
+        """Detach from the source, which is neither sealed nor written."""
         self.failure = self.failure or LedgerError("the topic is being closed: look its owner up again")
         self._answer()
         self.detach()
 
     async def delete(self) -> None:
-        """Let go of the source. Nothing of it is deleted."""
+        """Detach from the source. Nothing is deleted."""
         await self.close()

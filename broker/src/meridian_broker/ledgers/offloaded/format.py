@@ -97,8 +97,11 @@ class CopyIndex:
             raise CopyDamaged(f"the index of ledger {ledger_id}, {len(data)} bytes, fails its checksum")
         magic, found, entries, size, length = _HEAD.unpack_from(body)
         if magic[:-1] == MAGIC[:-1] and magic > MAGIC:
-            text = f"the index of ledger {ledger_id} has format {magic[-1:].decode(errors='replace')}"
-            raise CopyNewer(f"{text}: a newer broker wrote it, so upgrade this one")
+            raise CopyNewer(
+                f"the index of ledger {ledger_id} was written by a newer version of Meridian (format "
+                f"{magic[-1:].decode(errors='replace')}, this one reads up to {MAGIC[-1:].decode()}); "
+                "upgrade this broker"
+            )
         if magic != MAGIC:
             raise CopyDamaged(f"the index of ledger {ledger_id} begins with {magic!r}: this broker reads {MAGIC!r}")
         if found != ledger_id:
