@@ -145,7 +145,7 @@ async def test_what_is_no_token_is_not_sent(api: KubeApi, junk: bytes) -> None:
     tokens = Tokens(None, issuers(settings))
     kube, watch = await watched(api, tokens, settings)
     await watch.tried()
-    with pytest.raises(OSError, match="has issued none yet"):
+    with pytest.raises(OSError, match="has not issued a token yet"):
         tokens.of("east")
     assert tokens.of("west") == "a.b.c"
     await watch.close()

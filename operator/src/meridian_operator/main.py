@@ -157,7 +157,7 @@ def world(
 
 
 def issuers(settings: Settings) -> dict[str, str]:
-    """The regions that issue the operator's token, and who does it there."""
+    """Regions that issue the operator's token -> the service account that issues it there."""
     return {name: one.token_issuer for name, one in settings.regions.items() if one.token_secret}
 
 
@@ -223,7 +223,7 @@ def _settings(path: str) -> Settings:
 def _names(text: str) -> tuple[str, str]:
     namespace, _, name = text.partition("/")
     if not namespace or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
+        raise argparse.ArgumentTypeError(f"{text!r} does not have the form NAMESPACE/NAME")
     return namespace, name
 
 

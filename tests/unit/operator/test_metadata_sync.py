@@ -254,7 +254,7 @@ def test_a_new_conflict_makes_an_event_once() -> None:
         events = Report(body, "now").found(findings, MetadataSyncPolicyStatus(regions=rows)).events
         return [f"{event.reason}: {event.message}" for event in events]
 
-    said = "MetadataConflict: conflicts, in which a write lost to one of another region: "
+    said = "MetadataConflict: metadata writes that lost to another region's: "
     assert told({"eu": 0, "us": 1}, {"eu": 2, "us": 1}) == [f"{said}eu has 2; see `meridian metadata conflicts`"]
     assert told({}, {"eu": 1, "us": 3}) == [f"{said}eu has 1, us has 3; see `meridian metadata conflicts`"]
     assert told({"eu": 2, "us": 1}, {"eu": 2, "us": 0}) == []

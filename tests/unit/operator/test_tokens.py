@@ -93,7 +93,7 @@ def test_a_short_lived_token_is_told_in_the_last_quarter_of_its_lifetime(tmp_pat
     for lifetime in (90 * 86_400, -1, "long", None):
         (tmp_path / "west").write_text(token({"exp": NEW_YEAR, "meridian_lifetime": lifetime}))
         assert not tokens.warning("west", NEW_YEAR - SOON_SECONDS - 1)
-        assert "create another one" in tokens.warning("west", NEW_YEAR - SOON_SECONDS)
+        assert "create a new one" in tokens.warning("west", NEW_YEAR - SOON_SECONDS)
 
 
 def test_objects_of_a_region_whose_token_expires_are_degraded_and_stay_ready(tmp_path: Path) -> None:

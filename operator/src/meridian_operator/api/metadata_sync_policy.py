@@ -40,21 +40,21 @@ class MetadataSyncPolicySpec(Model):
     ] = Field(default=["tenants", "namespaces"], description="What is kept in sync. Namespaces include their policies.")
     tombstone_retention: Duration | None = Field(
         default=None,
-        description="How long deletions are remembered for a region that is away, 1h at least; 0s: without limit. "
-        "Left out: as the brokers are configured, a week unless they say otherwise.",
+        description="How long deletions are remembered for an unreachable region, at least 1h; 0s: without limit. "
+        "Absent: as the brokers are configured, by default a week.",
     )
     max_clock_skew: Duration | None = Field(
         default=None,
         description="How far the clocks of regions may differ, 1s to 1h: changes from further in the future wait. "
-        "Left out: as the brokers are configured, 10s unless they say otherwise.",
+        "Absent: as the brokers are configured, by default 10s.",
     )
     suspend: bool = Field(
         default=False,
-        description="Switches synchronization off in all regions. They are compared when it is switched on again.",
+        description="Switches synchronization off in all regions. Switching it on again compares them.",
     )
     deletion_policy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN,
-        description="Delete: deleting this object switches synchronization off. Retain: it goes on.",
+        description="Delete: deleting this object switches synchronization off. Retain: it continues.",
     )
 
     @property
@@ -72,31 +72,33 @@ class PolicyRegion(StatusModel):
     )
     published: int = 0
     applied: int = 0
-    stale: int = Field(default=0, description="Changes that arrived after a later one.")
-    conflicts: int = Field(default=0, description="Values that lost against a concurrent change and wait for review.")
-    lag_seconds: int = Field(default=0, description="The largest delay of changes from another region.")
+    stale: int = Field(default=0, description="Changes that arrived after a newer one.")
+    conflicts: int = Field(default=0, description="Values that lost to a concurrent change and await review.")
+    lag_seconds: int = Field(default=0, description="The longest delay of changes from another region.")
     message: str = Field(default="", max_length=1024)
 
 
 class PolicyConflict(StatusModel):
-    """The same metadata, written in two regions that did not know of each other. Values are JSON, and may be cut short;
-    an empty one is a deletion."""
+    """The same metadata, written concurrently in two regions. Values are JSON, possibly truncated; an empty one is a
+    deletion."""
 
     path: str = Field(max_length=512)
-    won: str = Field(default="", max_length=256, description="The value in all regions.")
+    won: str = Field(default="", max_length=256, description="The value that all regions have now.")
     winner: str = Field(default="", max_length=64, description="The region that wrote it.")
     lost: str = Field(default="", max_length=256)
-    loser: str = Field(default="", max_length=64, description="The region that wrote it, where it can be dismissed.")
-    caller: str = Field(default="", max_length=253, description="The role that asked for the write that was lost.")
+    loser: str = Field(
+        default="", max_length=64, description="The region that wrote it, where the conflict can be dismissed."
+    )
+    caller: str = Field(default="", max_length=253, description="The role that requested the lost write.")
 
 
 class MetadataSyncPolicyStatus(ReconciledStatus):
     """The observed state."""
 
     regions_ready: str = Field(default="", max_length=16)
-    conflicts: int = Field(default=0, description="The most that any region has to review.")
+    conflicts: int = Field(default=0, description="The most conflicts that any region has to review.")
     latest_conflicts: Annotated[
-        list[PolicyConflict], Field(max_length=5, description="The last ones that nobody has dismissed.")
+        list[PolicyConflict], Field(max_length=5, description="The latest conflicts that nobody has dismissed.")
     ] = Field(default_factory=list)
     regions: Annotated[
         list[PolicyRegion],

@@ -80,9 +80,9 @@ class ReplicatedSubscriptionSpec(Model):
     )
     partial_snapshot_after: Duration | None = Field(
         default=None,
-        description="Where subscriptions move by snapshots: once a region has been silent for so long, the others take "
-        "snapshots without it, until it answers again. It has to be lost for good: a region of Apache Pulsar skips the "
-        "messages of it that no consumer has seen. Absent: wait for it.",
+        description="With snapshots: once a region has been silent for this long, the others take snapshots without it "
+        "until it answers again. Set this only for regions lost for good: an Apache Pulsar region skips their messages "
+        "that no consumer has seen. Absent: wait for the region.",
     )
     max_lag: Duration = Field(
         default="30s", description="How far apart regions may be before the subscription counts as misaligned."

@@ -16,7 +16,7 @@ from meridian_operator.api.shared import Model, RegionName
 
 ALL_TENANTS: Final = "*"
 DEFAULT_FILE: Final = "default"
-"""File of the token, or of the certificate authorities, of all regions that have none of their own."""
+"""Name of the file with the token, or certificate authorities, of all regions without their own."""
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 VerifierName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$")]
 
@@ -85,7 +85,7 @@ class Settings(Model):
 def parsed(text: str) -> Settings:
     """Settings from JSON.
 
-    :raises ValueError: it is not JSON, has a key twice, or is not valid.
+    :raises ValueError: ``text`` is not JSON, has a key twice, or is not valid.
     """
     return Settings.model_validate(json.loads(text, object_pairs_hook=_once))
 

@@ -52,9 +52,9 @@ class ShadowTopicSpec(Model):
     ]
     auto_reset_backlog_entries: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
         default=0,
-        description="Where another broker serves the source: a full ledger of which more entries than this were not "
-        "read yet is not read ahead for all subscriptions together, but by each that needs it. None loses any. "
-        "0: as the region's shadowReplicatorAutoResetBacklogEntries says, which is never unless it was changed.",
+        description="If another broker serves the source: a full ledger with more unread entries than this is not read "
+        "ahead for all subscriptions together, but by each one that needs it. No subscription loses entries. "
+        "0: as the region's shadowReplicatorAutoResetBacklogEntries says, by default never.",
     )
     hold_source_ledgers: bool = Field(
         default=True, description="Retain the source's ledgers until the shadow's subscriptions have read them."
@@ -66,17 +66,17 @@ class ShadowTopicStatus(ReconciledStatus):
     """The observed state."""
 
     state: str = Field(default="", max_length=32)
-    source: str = Field(default="", max_length=600, description="The topic that it reads.")
-    connected: bool = Field(default=False, description="Its source exists.")
-    lag_entries: int = Field(default=0, description="Entries behind the subscription that is furthest back.")
+    source: str = Field(default="", max_length=600, description="The topic that the shadow reads.")
+    connected: bool = Field(default=False, description="The source exists.")
+    lag_entries: int = Field(default=0, description="Backlog, in entries, of the subscription that is furthest behind.")
     gap_entries: int = Field(
         default=0,
-        description="Entries that the source deleted although subscriptions of the shadow were owed them, since the "
-        "broker opened it.",
+        description="Entries deleted from the source before the shadow's subscriptions had them, since the broker "
+        "opened the shadow.",
     )
     auto_resets: int = Field(
         default=0,
-        description="How often entries were not read ahead (autoResetBacklogEntries), since the broker opened it.",
+        description="How often autoResetBacklogEntries prevented reading ahead, since the broker opened the shadow.",
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The document in a verifier's ConfigMap. Whatever does not fit these types is not a verdict."""
+"""The document in a verifier's ConfigMap. Anything that does not fit these types is not a verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 from meridian_operator.api.shared import StatusModel
 
 Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
-"""UTC, to the second. Such texts sort as times do."""
+"""UTC, to the second. Sorts by time as text."""
 
 
 class VerdictRow(StatusModel):
@@ -29,5 +29,5 @@ class VerdictDocument(StatusModel):
     time: Time
     expires: Time | None = None
     shard: int | None = None
-    """Number among those that hold further rows of the run; None: the run's head."""
+    """Number of this shard, which holds further rows of the run; None: the run's head."""
     subscriptions: list[VerdictRow]

@@ -32,10 +32,10 @@ async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, repor
         return _released(body, Event("NothingDeleted", f"{not_allowed(wish)}. {what} is left unchanged", warning=True))
     first = ruler(subject.claims(wish))
     if first is not None and first.uid != wish.uid:
-        return _released(body, Event("NothingDeleted", f"{first} is in control of {what}, which is left unchanged"))
+        return _released(body, Event("NothingDeleted", f"{first} controls {what}, which is left unchanged"))
     other = subject.heir(wish)
     if other is not None:
-        return _released(body, Event("HandedOver", f"{what} stays: {other} names it too and is now in control"))
+        return _released(body, Event("HandedOver", f"{what} stays: {other} names it too and now controls it"))
     if is_on(body, PAUSED):
         text = f"annotation {PAUSED} is set, and {what} is left unchanged"
         return report.blocked(str(body["metadata"]["deletionTimestamp"]), text)
@@ -63,21 +63,21 @@ async def _delete(subject: Subject[Spec], wish: Wish[Spec], world: World, report
         return report.deleting("; ".join(change.sentence() for change in planned.changes))
     if given_up:
         text = (
-            f"annotation {ABANDON} gave up {', '.join(given_up)}: {what} stays there, unless the region "
+            f"annotation {ABANDON} abandoned {', '.join(given_up)}: {what} stays there, unless the region "
             "learns of the deletion from the others"
         )
         return _released(body, Event("RegionsAbandoned", text, warning=True))
     text = f"{what} is deleted in {', '.join(names) or 'no region'}"
     left = ", ".join(wish.history.left)
     return _released(
-        body, Event("Deleted", f"{text}; copies stay in {left}, removed from the spec before" if left else text)
+        body, Event("Deleted", f"{text}; copies stay in {left}, removed from the spec earlier" if left else text)
     )
 
 
 def farewell_unread(body: Mapping[str, Any], report: Report) -> Answer:
-    """The deletion of an object whose spec is invalid, so that what it would delete is unknown."""
+    """The deletion of an object whose spec is invalid: what to delete is unknown."""
     if value_of(body, ABANDON) == "*":
-        text = f"annotation {ABANDON} gave up every region: whatever the object created there stays"
+        text = f"annotation {ABANDON} abandoned every region: whatever the object created there stays"
         return _released(body, Event("RegionsAbandoned", text, warning=True))
     since = str(body["metadata"]["deletionTimestamp"])
     return report.blocked(since, f"its spec is invalid. Correct it, or set annotation {ABANDON} to *")

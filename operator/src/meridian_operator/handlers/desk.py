@@ -88,7 +88,7 @@ class Desk:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def _tried(self) -> None:
-        """Return once everything was read, or could not be, that every look needs."""
+        """Return once everything that looks need was read, or could not be."""
         await self._verdicts.tried()
         await self._tokens.tried()
 
@@ -115,7 +115,7 @@ class Desk:
             try:
                 await self.sweep()
             except KubeError as error:
-                _log.warning("could not look for objects whose deletion was missed: %s", error)
+                _log.warning("could not check for objects whose deletion was missed: %s", error)
 
     def _end(self, of: Reference, care: Care) -> None:
         care.task.cancel()

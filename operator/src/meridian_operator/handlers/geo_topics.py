@@ -48,7 +48,7 @@ class GeoTopics(Subject[GeoTopicSpec]):
         return f"topic {wish.spec.topic}"
 
     def claims(self, wish: Wish[GeoTopicSpec]) -> Iterable[Claim]:
-        """Of the GeoTopics, and of the ShadowTopics in the same regions: a topic is one or the other."""
+        """Claims of GeoTopics, and of ShadowTopics in the same regions: a topic is one or the other."""
         regions = {*wish.spec.regions, *wish.history.established}
         shadows = [one for region in regions for one in wish.views.shadow_topics.get((wish.spec.topic, region), ())]
         return [one for one in (*wish.views.geo_topics.get(wish.spec.topic, ()), *shadows) if wish.counts(one)]

@@ -37,7 +37,7 @@ def sync_policies(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) ->
 
 
 class MetadataSyncPolicies(Subject[MetadataSyncPolicySpec]):
-    """MetadataSyncPolicy. It concerns every tenant, so its namespace must be allowed to manage all."""
+    """MetadataSyncPolicy. It affects every tenant, so its namespace must be allowed to manage all."""
 
     kind = METADATA_SYNC_POLICY
     model = MetadataSyncPolicySpec
@@ -53,7 +53,7 @@ class MetadataSyncPolicies(Subject[MetadataSyncPolicySpec]):
         return f"synchronization of metadata between {', '.join(wish.spec.regions)}"
 
     def claims(self, wish: Sync) -> Iterable[Claim]:
-        """Of the objects that name one of its regions."""
+        """Claims of the objects that name one of its regions."""
         found = {claim for name in wish.spec.regions for claim in wish.views.sync_policies.get(name, ())}
         return [claim for claim in found if wish.counts(claim)]
 
@@ -61,7 +61,7 @@ class MetadataSyncPolicies(Subject[MetadataSyncPolicySpec]):
         return list(wish.spec.regions)
 
     def heir(self, wish: Sync) -> Claim | None:
-        """Where others name some of the regions only, it ends in the rest."""
+        """If other objects name only some of the regions, synchronization ends in the rest."""
         return None if self.ending(wish) else super().heir(wish)
 
     def ending(self, wish: Sync) -> list[str]:
@@ -119,7 +119,7 @@ def _status(wish: Sync, look: Look) -> MetadataSyncPolicyStatus:
 
 
 def _latest(seen: Sequence[RegionSeen]) -> list[PolicyConflict]:
-    """The last conflicts of all regions, of each in turn. Regions that have found the same one tell it once."""
+    """The latest conflicts, taken from each region in turn. One that several regions found is listed once."""
     of_each = [region.sync.latest for region in seen if region.sync is not None]
     found = [one for some in zip_longest(*of_each) for one in some if one is not None]
     return [

@@ -80,7 +80,7 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
         return [], _status(self._named(wish, look.seen), look, wish.history, wish.now)
 
     def _named(self, wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen]) -> list[RegionSeen]:
-        """Without regions removed from the topic: the subscription there is no longer replicated."""
+        """Leaves out regions removed from the topic: the subscription is no longer replicated there."""
         names = set(self.names(wish))
         return [region for region in seen if region.name in names]
 

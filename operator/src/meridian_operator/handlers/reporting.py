@@ -166,18 +166,18 @@ class Report:
         return (Event(new.reason, new.message, warning=new.status == "False"),)
 
     def _conflicts_event(self, status: Mapping[str, Any]) -> tuple[Event, ...]:
-        """An Event when regions have written the same metadata without knowing of each other: often found in the look
-        that also finds a region reachable again."""
+        """An Event when regions have written the same metadata concurrently: often found in the look that also finds a
+        region reachable again."""
         before, now = _conflicts(self._body.get("status") or {}), _conflicts(status)
         new = {name: count for name, count in now.items() if count > before.get(name, 0)}
         if not new:
             return ()
         listed = ", ".join(f"{name} has {count}" for name, count in sorted(new.items()))
-        text = f"conflicts, in which a write lost to one of another region: {listed}; see `meridian metadata conflicts`"
+        text = f"metadata writes that lost to another region's: {listed}; see `meridian metadata conflicts`"
         return (Event("MetadataConflict", text, warning=True),)
 
     def _blocked_event(self, after: Sequence[Condition]) -> tuple[Event, ...]:
-        """An Event when something has begun to keep regions from being in sync. The object stays Ready."""
+        """An Event when something starts to keep regions out of sync. The object stays Ready."""
         new = next((one for one in after if one.type == SYNCED and one.reason == SYNC_BLOCKED), None)
         if new is None or any(one.type == SYNCED and one.reason == SYNC_BLOCKED for one in self._before):
             return ()
@@ -185,7 +185,7 @@ class Report:
 
 
 def _conflicts(status: Mapping[str, Any]) -> dict[str, int]:
-    """Per region, how many conflicts of metadata nobody has dismissed."""
+    """Region -> number of metadata conflicts that nobody has dismissed."""
     rows = [one for one in status.get("regions") or () if isinstance(one, Mapping)]
     return {str(one.get("name")): int(one.get("conflicts") or 0) for one in rows if one.get("conflicts")}
 

@@ -44,7 +44,7 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
     is_verified = False
 
     async def see(self, wish: Shadow, world: World, names: Sequence[str]) -> list[RegionSeen]:
-        """The shadow, and beside it its source."""
+        """The shadow and its source."""
         topic, source = TopicName.parse(wish.spec.topic), _source(wish)
         seen = await world.see(names, topic, None)
         if source is None:
@@ -56,7 +56,7 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
         return f"shadow {wish.spec.topic} of {wish.spec.source} in {wish.spec.region}"
 
     def claims(self, wish: Shadow) -> Iterable[Claim]:
-        """Of the ShadowTopics, and of the GeoTopics: a topic is one or the other."""
+        """Claims of ShadowTopics and of GeoTopics: a topic is one or the other."""
         shadows = wish.views.shadow_topics.get((wish.spec.topic, wish.spec.region), ())
         return [claim for claim in (*shadows, *wish.views.geo_topics.get(wish.spec.topic, ())) if wish.counts(claim)]
 
@@ -108,7 +108,7 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
 
 
 def _source(wish: Shadow) -> str | None:
-    """The topic that ``spec.source`` stands for; None: it names a GeoTopic that is not there."""
+    """The topic that ``spec.source`` names; None: it names a GeoTopic that does not exist."""
     if "/" in wish.spec.source:
         return wish.spec.source
     named = [one for one in wish.views.geo_topic_names.get((wish.claim[0], wish.spec.source), ()) if one]

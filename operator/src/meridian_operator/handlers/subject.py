@@ -52,7 +52,7 @@ class Look:
     planned: Plan
     """What remains to be changed."""
     verdict: Row | None
-    """The verifier's; None: there is none."""
+    """The verifier's verdict; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Wish(Generic[Spec]):
         return self.settings.allows_tenant(self.claim[0], self.tenant)
 
     def counts(self, claim: Claim) -> bool:
-        """Does the object behind a claim to the same still exist, and may it do the same?"""
+        """Does the object behind another claim still exist, and is it allowed to manage the same tenant?"""
         return claim.uid not in self.gone and self.settings.allows_tenant(claim.namespace, self.tenant)
 
 
@@ -106,7 +106,7 @@ class Subject(ABC, Generic[Spec]):
         return tenant_of(spec.topic)
 
     async def see(self, wish: Wish[Spec], world: World, names: Sequence[str]) -> list[RegionSeen]:
-        """Observe what the object is about, in these regions."""
+        """Observe the object's topic or subscription in these regions."""
         return await world.see(names, *self.place(wish))
 
     @abstractmethod

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the tokens that regions issue to the operator, each from a Secret of its own.
+"""Reads the tokens that regions issue to the operator, each from its own Secret.
 
-The operator may read these Secrets and no others. It looks at them instead of mounting them: Kubernetes updates the
-files of a running pod a minute after the Secret, and a first token is wanted at once.
+The operator may read these Secrets and no others. It polls them instead of mounting them: Kubernetes updates the files
+of a running pod a minute after the Secret, and the first token is needed at once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from meridian_operator.kube.client import KubeClient, KubeError
 from meridian_operator.regions.directory import Tokens
 
 LOOK_SECONDS: Final = 60.0
-"""Between looks at the Secrets. A token is renewed when half of its lifetime is over."""
+"""Interval between reads of the Secrets. A token is renewed when half of its lifetime is over."""
 MISSING_SECONDS: Final = 2.0
-"""The same while a region has issued none, or its Secret cannot be read."""
+"""The interval while a region has not issued a token, or its Secret cannot be read."""
 LARGEST_TOKEN: Final = 16 * 1024
 _TOKEN: Final = re.compile(r"[-\w.]+", re.ASCII)
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class TokenWatch(Watch):
             self._tell(region, f"region {region} has not put a token into Secret {place} yet")
             return False
         if len(token) > LARGEST_TOKEN or not _TOKEN.fullmatch(token):
-            self._tell(region, f"what region {region} has put into Secret {place} is no token")
+            self._tell(region, f"Secret {place} of region {region} does not hold a valid token")
             return False
         self._told.pop(region, None)
         self._tokens.issue(region, token)

@@ -85,8 +85,8 @@ class VerdictWatch(Watch):
         return version
 
     async def _follow(self, version: str) -> None:
-        """Watch until the watch fails. That happens where nothing is wrong, too: its version becomes too old, or its
-        connection ends. Only a list that fails says that verdicts cannot be read.
+        """Watch until the watch fails. That also happens when nothing is wrong: its version becomes too old, or its
+        connection ends. Only a failed list means that verdicts cannot be read.
         """
         try:
             while True:

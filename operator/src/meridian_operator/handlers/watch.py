@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A task that keeps something read from Kubernetes up to date, and tells once it has tried to read it for the first
-time."""
+"""A task that keeps data from Kubernetes up to date, and signals when its first attempt to read it is over."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ class Watch(ABC):
         self._task = asyncio.create_task(self._run(), name=name)
 
     async def tried(self) -> None:
-        """Return once everything was read, or could not be. Until then what is missing means nothing."""
+        """Return once everything was read, or could not be. Until then, missing data means nothing."""
         await self._tried.wait()
 
     async def close(self) -> None:
@@ -27,4 +26,4 @@ class Watch(ABC):
 
     @abstractmethod
     async def _run(self) -> None:
-        """Read for ever; set ``_tried`` after the first attempt."""
+        """Read forever; set ``_tried`` after the first attempt."""

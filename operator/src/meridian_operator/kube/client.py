@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes to Kubernetes, an object's status, its finalizers and Events, and reads what kopf does not.
+"""Writes an object's status, finalizers and Events to Kubernetes, and reads what kopf does not.
 
 kopf only watches custom resources here. Its own bookkeeping (annotations with the last handled spec, a finalizer on
 every object with a timer) would make every deletion depend on a running operator.
@@ -27,11 +27,11 @@ MESSAGE_CHARACTERS: Final = 1000
 PAGE: Final = 500
 """Objects per page of a list of metadata."""
 LARGE_PAGE: Final = 10
-"""Objects per page of a list of whole objects: each may have a mebibyte."""
+"""Objects per page of a list of whole objects: each may be 1 MiB."""
 WATCH_SECONDS: Final = 240
 """After this time the API server ends a watch, and the next one begins."""
 EVENT_BYTES: Final = 16 << 20
-"""One event of a watch: an object of 1.5 MiB, escaped as JSON, with room to spare."""
+"""Maximum size of a watch event: an object of 1.5 MiB, escaped as JSON, with room to spare."""
 _MERGE: Final = "application/merge-patch+json"
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -103,7 +103,7 @@ class KubeClient:
     async def write_finalizers(self, of: Reference, finalizers: Sequence[str], version: str) -> None:
         """Replace the finalizers, unless the object has changed since ``version``.
 
-        :raises Conflict: it has; an event for that change will follow.
+        :raises Conflict: it has changed; an event for that change will follow.
         :raises KubeError: the write failed.
         """
         metadata = {"finalizers": list(finalizers), "resourceVersion": version}
@@ -148,7 +148,7 @@ class KubeClient:
                 return found
 
     async def pages(self, path: str) -> AsyncIterator[tuple[list[Mapping[str, Any]], str]]:
-        """All objects of a list, some at a time, each with the version at which a watch continues.
+        """All objects of a list, in pages, each with the version at which a watch continues.
 
         :param path: with a query.
         :raises KubeError: the list failed.
@@ -219,7 +219,7 @@ class KubeClient:
             self._info = self._login()
             tls = self._info.as_ssl_context() if self._info.server.startswith("https:") else False
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=tls, limit=PARALLEL_CALLS + 1),  # and one watch
+                connector=aiohttp.TCPConnector(ssl=tls, limit=PARALLEL_CALLS + 1),  # one more for a watch
                 headers=self._info.as_http_headers(),
                 timeout=aiohttp.ClientTimeout(total=CALL_SECONDS),
                 trace_configs=self._traces,
@@ -228,9 +228,9 @@ class KubeClient:
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length up to ``EVENT_BYTES``; aiohttp's own are much shorter.
+    """Lines of up to ``EVENT_BYTES``; aiohttp's own limit is much lower.
 
-    :raises ValueError: a longer one.
+    :raises ValueError: a line is longer.
     """
     begun = bytearray()
     async for chunk in content.iter_any():
@@ -240,7 +240,7 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             begun.clear()
         begun += rest
         if len(begun) > EVENT_BYTES:
-            raise ValueError(f"an event of more than {EVENT_BYTES:,} bytes")
+            raise ValueError(f"an event is longer than {EVENT_BYTES:,} bytes")
 
 
 def _path(of: Reference) -> str:

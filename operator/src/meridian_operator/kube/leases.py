@@ -12,7 +12,7 @@ API: Final = "coordination.k8s.io/v1"
 
 
 class LeaseObject:
-    """A Lease object, which need not exist yet."""
+    """A Lease object, which may not exist yet."""
 
     def __init__(self, kube: KubeClient, namespace: str, name: str) -> None:
         self._kube = kube

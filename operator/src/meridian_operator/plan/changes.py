@@ -24,14 +24,13 @@ class Change(ABC):
 
     @property
     def warning(self) -> str:
-        """Reason of a warning Event, for a change that its object allows but that people have to know of; empty: it
-        needs none."""
+        """Reason of a warning Event, for a change that the object allows but people must know of; empty: no Event."""
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateNamespace(Change):
-    """Create the topic's namespace, and its tenant where that is missing."""
+    """Create the topic's namespace, and its tenant if that is missing."""
 
     regions: tuple[str, ...]
     """Clusters that a new tenant is allowed to use."""
@@ -59,7 +58,7 @@ class CreateShadow(Change):
     holds: bool
     """Its subscriptions keep ledgers of the source."""
     reset_behind: int = 0
-    """As of ``AutoResetBacklog``."""
+    """As in ``AutoResetBacklog``."""
 
     def sentence(self) -> str:
         return f"{self.region}: create {self.topic} as a shadow of {self.source}"
@@ -72,7 +71,7 @@ class HoldSourceLedgers(Change):
     holds: bool
 
     def sentence(self) -> str:
-        what = "hold" if self.holds else "do not hold"
+        what = "hold" if self.holds else "release"
         return f"{self.region}: let the subscriptions of {self.topic} {what} ledgers of its source"
 
 
@@ -185,15 +184,15 @@ class SetDispatchScope(Change):
 
 @dataclass(frozen=True, slots=True)
 class GoOnWithout(Change):
-    """Take snapshots of the topic without regions that have been silent for long."""
+    """Take snapshots of the topic without regions that have been silent for a long time."""
 
     partitions: int
     lost: tuple[str, ...]
 
     def sentence(self) -> str:
         return (
-            f"{self.region}: go on without {', '.join(self.lost)} in snapshots of {self.topic}; messages from there "
-            "that this region never got stay owed, but a region of Apache Pulsar skips those that it has"
+            f"{self.region}: take snapshots of {self.topic} without {', '.join(self.lost)}; messages from there that "
+            "never reached this region stay owed, but an Apache Pulsar region that has them skips them"
         )
 
     @property
@@ -215,7 +214,7 @@ class DeleteSubscription(Change):
 
 @dataclass(frozen=True, slots=True)
 class SetSetting(Change):
-    """Change a setting of all the region's brokers, until it is removed again."""
+    """Change a setting of all the region's brokers, until it is removed."""
 
     key: str
     value: str

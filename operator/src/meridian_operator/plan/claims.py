@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several objects may name the same topic or subscription: the oldest is in control, and only it touches a region.
 
-They may be of different kinds, so an object is told by its UID: another kind's may have the same name.
+They may be of different kinds, so an object is identified by its UID: one of another kind may have the same name.
 """
 
 from __future__ import annotations

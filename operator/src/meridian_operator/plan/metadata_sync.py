@@ -25,7 +25,7 @@ SKEW_MS: Final = range(1_000, 3_600_001)
 CATCHING_UP: Final = "CatchingUp"
 """Reason of Synced: it resolves by itself."""
 SYNC_BLOCKED: Final = "SyncBlocked"
-"""Reason of Synced: somebody has to decide or to mend something."""
+"""Reason of Synced: somebody has to decide or fix something."""
 
 
 def refusal(spec: MetadataSyncPolicySpec) -> tuple[str, str] | None:
@@ -35,14 +35,14 @@ def refusal(spec: MetadataSyncPolicySpec) -> tuple[str, str] | None:
     if spec.tombstone_retention is not None and 0 < duration_ms(spec.tombstone_retention) < SHORTEST_MS:
         return "InvalidSpec", f"tombstoneRetention {spec.tombstone_retention} is too short: the minimum is 1h, or 0s"
     if spec.max_clock_skew is not None and duration_ms(spec.max_clock_skew) not in SKEW_MS:
-        return "InvalidSpec", f"maxClockSkew {spec.max_clock_skew} is out of range: 1s to 1h are allowed"
+        return "InvalidSpec", f"maxClockSkew {spec.max_clock_skew} is out of range: it must be 1s to 1h"
     return None
 
 
 def plan(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen]) -> Plan:
-    """The changes that switch synchronization on, or off, as the spec says.
+    """The changes that switch synchronization on or off, as the spec says.
 
-    :param seen: the regions that the spec names, and those that it named before: there it is switched off.
+    :param seen: the regions that the spec names, and those that it used to name, where it is switched off.
     """
     changes: list[Change] = []
     problems = _silent(seen)
@@ -104,14 +104,14 @@ def _settings(spec: MetadataSyncPolicySpec) -> dict[str, str]:
 
 
 def _ours(chosen: Mapping[str, str]) -> dict[str, str]:
-    """Of the settings that were changed at run time, those that an object controls."""
+    """The settings changed at run time that an object controls."""
     return {key: chosen[key] for key in KEYS if key in chosen}
 
 
 def _toward(
     spec: MetadataSyncPolicySpec, region: str, chosen: Mapping[str, str], wanted: Mapping[str, str]
 ) -> list[Change]:
-    """The scopes come first, so that nothing else is shared in between. Of those that go the topic is the first."""
+    """Scopes are set first, so that nothing else is shared in between. The topic is removed first."""
     topic = TopicName.parse(spec.event_topic)
     removed = [key for key in KEYS if key in chosen and key not in wanted]
     return [

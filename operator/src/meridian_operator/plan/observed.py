@@ -13,7 +13,7 @@ UNREACHABLE: Final = "RegionUnreachable"
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """``persistent://tenant/namespace/name`` in its parts."""
+    """The parts of ``persistent://tenant/namespace/name``."""
 
     tenant: str
     namespace: str
@@ -32,7 +32,7 @@ class TopicName:
         return f"persistent://{self.tenant}/{self.namespace}/{self.local}"
 
     def parts(self, partitions: int) -> list[TopicName]:
-        """Its partitions; of a topic that has none, itself."""
+        """Its partitions; the topic itself if it has none."""
         if not partitions:
             return [self]
         return [replace(self, local=f"{self.local}-partition-{index}") for index in range(partitions)]
@@ -50,7 +50,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class ShadowSeen:
-    """How a shadow stands to its source, over all partitions."""
+    """A shadow's relation to its source, over all partitions."""
 
     source: str
     connected: bool
@@ -58,13 +58,13 @@ class ShadowSeen:
     holds: bool
     """Its subscriptions keep ledgers of the source."""
     backlog: int
-    """Entries behind the place of the subscription that is furthest back."""
+    """Entries after the position of the subscription that is furthest behind."""
     gap: int
-    """Entries that the source deleted although a subscription was owed them, since the shadow was opened."""
+    """Entries deleted from the source before a subscription had them, since the shadow was opened."""
     reset_behind: int = 0
     """Its ``autoResetBacklogEntries``."""
     resets: int = 0
-    """How often it did not read entries ahead for that, since the shadow was opened."""
+    """How often entries were not read ahead because of it, since the shadow was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class TopicSeen:
     unfilled: str = ""
     """Why the copy in this region is not ready for failover; empty: it is ready."""
     shadow: ShadowSeen | None = None
-    """None: it is no shadow."""
+    """None: it is not a shadow."""
     takes_snapshots: bool = False
-    """Its subscriptions move in other regions by snapshots."""
+    """Snapshots carry its subscriptions' positions to other regions."""
     without: frozenset[str] = frozenset()
-    """Regions without which they are taken."""
+    """Regions that its snapshots leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class SubscriptionSeen:
     consumers: int
     synced: bool
     reasons: tuple[str, ...] = ()
-    """For each region that it is not synced with, why: a sentence each."""
+    """Why it is not synced, one sentence per region."""
     scopes: frozenset[str] = frozenset({"local"})
     """Dispatch scopes that its partitions have."""
     witnesses: frozenset[str] = frozenset({""})
@@ -113,16 +113,16 @@ CONFLICTS_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ConflictSeen:
-    """Two regions wrote the same metadata without knowing of each other. Values are JSON, and may be cut short."""
+    """Two regions wrote the same metadata concurrently. Values are JSON, possibly truncated."""
 
     path: str
     won: str
     winner: str
-    """The region that wrote it; empty: all have forgotten who deleted it."""
+    """The region that wrote it; empty: it is a deletion, and no region remembers whose."""
     lost: str
     loser: str
     caller: str = ""
-    """The role that asked for what was lost; empty: nobody knows."""
+    """The role that requested the lost write; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +138,10 @@ class SyncSeen:
     stale: int = 0
     conflicts: int = 0
     latest: tuple[ConflictSeen, ...] = ()
-    """The last of the conflicts, the latest one first."""
+    """The last conflicts, latest first."""
     lag_seconds: int = 0
     troubles: tuple[str, ...] = ()
-    """What keeps the region from being in sync, a sentence each."""
+    """What keeps the region out of sync, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +163,11 @@ class RegionSeen:
     sync: SyncSeen | None = None
     """None: it was not asked for, or the region did not answer."""
     source: TopicSeen | None = None
-    """The topic that ``topic`` is, or is to be, a shadow of; None: as for ``sync``, or there is none."""
+    """The topic that ``topic`` shadows, or will; None: it was not asked for, does not exist or got no answer."""
 
     @property
     def copy(self) -> TopicSeen | None:
-        """The region's copy of a replicated topic; None: it has none, and what it may have of that name is a shadow."""
+        """The region's copy of a replicated topic; None: it has none, or only a shadow of that name."""
         return None if self.topic is None or self.topic.shadow is not None else self.topic
 
     @property

@@ -40,7 +40,7 @@ class Plan:
     problems: tuple[tuple[str, str, str], ...] = ()
     """Region, reason (one word) and sentence."""
     waiting: tuple[str, ...] = field(default=())
-    """What will resolve by itself, a sentence each."""
+    """What will resolve by itself, one sentence each."""
 
     @property
     def settled(self) -> bool:
@@ -58,7 +58,7 @@ def judge(
 
     :param regions: all regions that the object names.
     :param failures: refused changes: region and sentence.
-    :param warnings: what to do about the operator's tokens soon, a sentence each.
+    :param warnings: what to do soon about the operator's tokens, one sentence each.
     """
     failed = tuple(failures)
     wrong = {region for region, _, _ in plan.problems} | {region for region, _ in failed}
@@ -95,7 +95,7 @@ def drifted(changes: Sequence[Change]) -> Finding:
     """
     if changes:
         text = "; ".join(change.sentence() for change in changes)[:4000]
-        return Finding(DRIFTED, "True", "Healed", f"changed by hand or another tool, and reverted: {text}")
+        return Finding(DRIFTED, "True", "Healed", f"changed by hand or by another tool, and reverted: {text}")
     return Finding(DRIFTED, "False", "NoDrift", "no external changes detected")
 
 

@@ -94,7 +94,7 @@ def plan(
         ]
     if spec.sync_mode == SyncMode.SNAPSHOT:
         waiting += [
-            f"{region.name} keeps {topic} in step exactly: set subscriptionSync.mode Snapshot on its GeoTopic"
+            f"{region.name} syncs {topic} in mode Exact: set subscriptionSync.mode Snapshot on its GeoTopic"
             for region in holding
             if region.topic is not None and region.topic.policies.get(SUBSCRIPTION_SYNC) != SNAPSHOT
         ]
@@ -109,8 +109,8 @@ def plan(
 
 
 def silent(seen: Sequence[RegionSeen], history: History, now: str) -> dict[str, str]:
-    """Regions that cannot be reached, neither by the operator nor by a region that has the topic, and since when.
-    None as long as no region can be asked: it may be the operator that is cut off."""
+    """Regions that neither the operator nor any region with the topic can reach, and since when. Empty if no region
+    answers: the operator itself may be cut off."""
     holding = [region.topic for region in seen if region.topic is not None]
     if not holding:
         return {}
@@ -180,7 +180,7 @@ def deletion(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen], aband
             (
                 region.name,
                 "InUse",
-                f"{region.name} still has {region.subscription.consumers} consumers on it",
+                f"{region.name} still has {region.subscription.consumers} consumers on the subscription",
             )
             for region in having
             if region.subscription is not None and region.subscription.consumers

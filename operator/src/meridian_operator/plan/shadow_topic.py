@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for ShadowTopics: one region makes the shadow, which follows its source's partitions by itself."""
+"""Plans for ShadowTopics: one region creates the shadow, which follows its source's partitions by itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISAPPEARED = "Vanished"
 def refusal(spec: ShadowTopicSpec, source: str | None) -> tuple[str, str] | None:
     """Why this spec cannot be carried out: reason and sentence; None: it can.
 
-    :param source: the topic that ``spec.source`` stands for; None: it names a GeoTopic that is not there.
+    :param source: the topic that ``spec.source`` names; None: it names a GeoTopic that does not exist.
     """
     if source is None:
         return "WaitingForSource", f"there is no GeoTopic {spec.source} in this namespace: create it"
@@ -39,7 +39,7 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
         if not region.reachable:
             problems.append((name, region.reason, f"{name} could not be asked: {region.problem}"))
         elif region.topic is None and region.source is None:
-            problems.append((name, "SourceNotFound", f"{name} has no topic {source} yet: the shadow is made after it"))
+            problems.append((name, "SourceNotFound", f"{name} has no topic {source} yet: the shadow waits for it"))
         elif region.topic is None and not region.namespace_exists:
             space = f"{topic.tenant}/{topic.namespace}"
             problems.append((name, "NamespaceNotFound", f"{name} has no namespace {space}: create it"))
@@ -53,7 +53,7 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
             made = CreateShadow(name, topic, source, spec.hold_source_ledgers, spec.auto_reset_backlog_entries)
             changes.append(made)
         elif region.topic.shadow is None or region.topic.shadow.source != source:
-            what = "is no shadow" if region.topic.shadow is None else f"is a shadow of {region.topic.shadow.source}"
+            what = "is not a shadow" if region.topic.shadow is None else f"is a shadow of {region.topic.shadow.source}"
             text = f"{topic} exists in {name} and {what}: choose another name, or delete that topic"
             problems.append((name, "TopicExists", text))
         else:
@@ -62,14 +62,14 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
             if region.topic.shadow.reset_behind != spec.auto_reset_backlog_entries:
                 changes.append(AutoResetBacklog(name, topic, spec.auto_reset_backlog_entries))
             if not region.topic.shadow.connected:
-                problems.append((name, "SourceNotFound", f"{name} has no topic {source} now: the shadow waits for it"))
+                problems.append((name, "SourceNotFound", f"{name} has lost topic {source}: the shadow waits for it"))
     return Plan(tuple(changes), tuple(problems))
 
 
 def deletion(source: str, topic: str, seen: Sequence[RegionSeen]) -> Plan:
     """The changes to make when the object is deleted with policy Delete. A topic that is not this shadow stays.
 
-    :param source: the topic that the shadow is of, by the spec or by the last status; empty: unknown.
+    :param source: the shadow's source, from the spec or the last status; empty: unknown.
     """
     problems = [
         (region.name, region.reason, f"{region.name} could not be asked: {region.problem}")
@@ -96,12 +96,12 @@ def synced(source: str, seen: Sequence[RegionSeen]) -> Finding:
         if shadow is None or shadow.source != source:
             return Finding(SYNCED, "False", "NotThere", f"{region.name} has no such shadow")
         if not shadow.connected:
-            return Finding(SYNCED, "False", "SourceNotFound", f"its source {source} does not exist now")
+            return Finding(SYNCED, "False", "SourceNotFound", f"its source {source} does not exist")
     return Finding(SYNCED, "True", "Reading", f"it reads {source}")
 
 
 def established(source: str, seen: Sequence[RegionSeen], history: History) -> list[str]:
-    """Regions known to have the shadow. One that lost it stays listed."""
+    """Regions known to have the shadow. A region that lost it stays listed."""
     having = {
         region.name
         for region in seen

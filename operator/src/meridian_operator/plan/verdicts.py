@@ -57,14 +57,14 @@ class Row:
     """aligned, misaligned or unknown."""
     time: str
     expires: str
-    """When an *aligned* verdict becomes unknown, as the document says. Empty: it does not say."""
+    """When an *aligned* verdict becomes unknown, according to the document; empty: it does not say."""
     detail: str
 
 
 class Verdicts:
     """The verifiers' ConfigMaps, parsed as they arrive, by subject.
 
-    :param verifiers: NAMEs of the verifiers that are believed.
+    :param verifiers: NAMEs of the trusted verifiers.
     """
 
     def __init__(self, verifiers: Collection[str] = ()) -> None:
@@ -102,7 +102,7 @@ class Verdicts:
                 del self._rows[subject]
 
     def keep(self, names: Collection[str]) -> None:
-        """These are all the ConfigMaps that there are."""
+        """Forget all ConfigMaps but these."""
         for name in self._subjects.keys() - set(names):
             self.forget(name)
 
@@ -154,7 +154,7 @@ def aligned(verdict: Row | None, now: str, problem: str = "") -> Finding:
     if verdict.verdict == "aligned" and (stale or (verdict.expires and verdict.expires < now)):
         why = f"no verdict counts for more than {LONGEST_DAYS} days" if stale else f"it expired at {verdict.expires}"
         said = f"it was aligned when verified at {verdict.time}, but that verdict no longer counts: {why}"
-        return Finding(ALIGNED, "Unknown", "VerdictExpired", f"{said}: find out why the verifier did not run again")
+        return Finding(ALIGNED, "Unknown", "VerdictExpired", f"{said}: check why the verifier did not run again")
     truth, reason = _CONDITIONS.get(verdict.verdict, ("Unknown", "RegionUnknown"))
     told = verdict.detail or "every region is at the same position"
     return Finding(ALIGNED, truth, reason, f"{told} (verified {verdict.time})")
@@ -173,7 +173,7 @@ def _document(data: Mapping[str, str]) -> VerdictDocument | None:
     try:
         document = VerdictDocument.model_validate_json(data.get(DOCUMENT, ""))
         _seconds(document.time)
-    except ValueError:  # pydantic's are too
+    except ValueError:  # pydantic's errors are too
         return None
     return document
 
@@ -192,7 +192,7 @@ def _head_name(verifier: str) -> str:
 
 
 def _badness(row: Row) -> int:
-    """A verdict that this version does not know counts as unknown."""
+    """A verdict that this version does not recognize counts as unknown."""
     return _WORST.index(row.verdict) if row.verdict in _WORST else _WORST.index("unknown")
 
 

@@ -88,7 +88,7 @@ class RegionClient:
             known = frozenset(found["clusters"])
             described = list(zip(asks, found["topics"], strict=False))
             if not described or any(one["topic"] != str(ask.topic) for ask, one in described):
-                raise ValueError("it describes topics other than those asked for")
+                raise ValueError("it describes other topics than those asked for")
             return [seen_of(self.region, ask, one, known) for ask, one in described]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a part of it is missing: {error!r}") from error
@@ -290,7 +290,7 @@ def seen_of(region: Region, ask: Ask, found: Mapping[str, Any], known: frozenset
     if ask.subscription is not None and (place := found["subscriptions"][ask.subscription]) is not None:
         subscription = _subscription(place)
     policies = {**found["policies"], QUOTA: _quotas(found["policies"].get(QUOTA))}
-    snapshots = found.get("snapshots", {})  # older brokers do not tell
+    snapshots = found.get("snapshots", {})  # older brokers do not send it
     topic = TopicSeen(
         partitions=int(found["partitions"]),
         policies={policy: policies[policy] for policy in POLICIES if policies.get(policy) not in _ABSENT},
@@ -305,7 +305,7 @@ def seen_of(region: Region, ask: Ask, found: Mapping[str, Any], known: frozenset
 
 
 def _shadow(found: Mapping[str, Any] | None) -> ShadowSeen | None:
-    if found is None:  # also of a broker without shadows
+    if found is None:  # also what a broker without shadows sends
         return None
     return ShadowSeen(
         source=str(found["source"]),
@@ -313,7 +313,7 @@ def _shadow(found: Mapping[str, Any] | None) -> ShadowSeen | None:
         holds=bool(found["holdsSourceLedgers"]),
         backlog=int(found["backlog"]),
         gap=int(found["gapEntries"]),
-        reset_behind=int(found.get("autoResetBacklogEntries", 0)),  # older brokers have none
+        reset_behind=int(found.get("autoResetBacklogEntries", 0)),  # older brokers do not send it
         resets=int(found.get("autoResets", 0)),
     )
 

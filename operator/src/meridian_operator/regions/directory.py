@@ -2,8 +2,8 @@
 """Regions, the tokens for their admin APIs and the authorities that sign their certificates.
 
 Tokens and authorities come from directories with one file per region and one named ``default``: a mounted Secret needs
-no permission to read Secrets. Kubernetes updates the files in place, so they are read again after each change. Tokens
-that regions issue are read from their Secrets by whoever calls ``Tokens.issue``: a mounted one would be a minute late.
+no permission to read Secrets. Kubernetes updates the files in place, so they are read again after each change. The
+caller of ``Tokens.issue`` reads the tokens that regions issue from their Secrets: a mounted one would be a minute late.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class NoToken(OSError):
 
 
 class Tokens:
-    """Bearer tokens: those that regions issue, others from a directory, read at each use.
+    """Bearer tokens: those that regions issue, and others from a directory, read at each use.
 
-    :param issuers: of each region that issues the operator's token, who does it: NAMESPACE/NAME.
+    :param issuers: region that issues the operator's token -> NAMESPACE/NAME of the service account that does so.
     """
 
     def __init__(self, directory: Path | None, issuers: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -60,7 +60,7 @@ class Tokens:
         """
         if region in self._issuers:
             if region not in self._issued:
-                raise NoToken(f"the region has issued none yet; {self._where(region)} says why")
+                raise NoToken(f"the region has not issued a token yet; {self._where(region)} says why")
             return self._issued[region]
         file = _file(self._directory, region)
         return None if file is None else file.read_text(encoding="utf-8").strip()
@@ -93,8 +93,8 @@ class Tokens:
         time = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         told = f"the token for region {region} {verb} at {time}"
         if region in self._issuers:
-            return f"{told}; its region should have renewed it long before, and {self._where(region)} says why not"
-        return f"{told}: create another one and replace it in its Secret"
+            return f"{told}; the region should have renewed it long ago: {self._where(region)} says why not"
+        return f"{told}: create a new one and put it into its Secret"
 
     def _lifetime(self, region: str) -> float:
         """Seconds from the creation of the region's token to its expiry; infinite: it does not say."""
@@ -106,13 +106,13 @@ class Tokens:
 
 
 class BadAuthority(OSError):
-    """The authorities of a region cannot be used. The message has the file and the reason."""
+    """A region's certificate authorities cannot be used. The message has the file and the reason."""
 
 
 class Authorities:
-    """Certificate authorities from a directory, in PEM: a region's own ones, or else the default ones.
+    """Certificate authorities from a directory, in PEM: a region's own, or else the default ones.
 
-    A region whose certificate comes from an authority of another region is not trusted.
+    A certificate signed by another region's authority is not trusted.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -139,7 +139,7 @@ class Authorities:
 
 
 def expiry_of(token: str) -> int | None:
-    """When a JWT expires, in seconds since 1970; None: never, or it is no JWT. The broker checks its signature.
+    """When a JWT expires, in seconds since 1970; None: never, or it is not a JWT. The broker checks its signature.
 
     :raises ValueError: it has a part that cannot be decoded.
     """
@@ -148,7 +148,7 @@ def expiry_of(token: str) -> int | None:
 
 
 def _claims(token: str) -> dict[str, Any]:
-    """What a JWT says; nothing if it is none. :raises ValueError: it has a part that cannot be decoded."""
+    """A JWT's claims; empty if ``token`` is not one. :raises ValueError: it has a part that cannot be decoded."""
     parts = token.split(".")
     if len(parts) != 3:
         return {}

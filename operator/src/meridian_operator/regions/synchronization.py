@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a region answers about the metadata that it shares, as plans see it."""
+"""A region's answer about synchronized metadata, in the form that plans use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MOST_VALUE: Final = 256
 def synchronization(status: Mapping[str, Any], chosen: Mapping[str, Any], conflicts: Mapping[str, Any]) -> SyncSeen:
     """
     :param chosen: settings that were changed at run time.
-    :param conflicts: the last ones; empty: there are none.
-    :raises KeyError: or another lookup error: a part is missing.
+    :param conflicts: the latest ones; empty: there are none.
+    :raises LookupError: a part is missing.
     """
     enabled = bool(status["enabled"])
     peers = status.get("peers", {}) if enabled else {}
