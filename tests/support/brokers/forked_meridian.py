@@ -2,8 +2,8 @@
 """``meridian`` in a process of its own that is forked from one which has imported it already.
 
 Most of the processor time of a start goes into importing modules. So each process that runs tests has one server
-(``multiprocessing``'s fork server) that imports them once and forks every broker and every command. A forked process runs the same
-``main`` with the same arguments, and has its own memory, descriptors and signals.
+(``multiprocessing``'s fork server) that imports them once and forks every broker and every command. A forked process
+runs the same ``main`` with the same arguments, and has its own memory, descriptors and signals.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -164,6 +165,37 @@ def test_a_value_whose_event_was_lost_is_kept_and_given_however_late(world: Sync
     assert world.values("us")[ROLE] == 1
     world.finish("eu", world.catch_up("eu", "us"))
     assert world.values("eu")[ROLE] == 1
+
+
+def test_what_a_peer_is_only_slow_to_list_is_not_deleted(world: SyncWorld) -> None:
+    """A broker lists what watches have told it, which may be less than its store has."""
+    before = world.finish("eu", known_in(world.regions["eu"].store))
+    write(world, "eu", 1)
+
+    def all_hear_all() -> None:
+        for source in ("us", "eu") * 2:
+            world.finish(source, world.mark(source))
+            for region in ("us", "eu"):
+                deliver_all(world, region, source)
+
+    all_hear_all()
+    copy = world.regions["us"].store.copy()
+    world.now_ms += 60_000
+    all_hear_all()
+    world.finish("eu", world.regions["eu"].brokers[0].applier.forget())
+    world.crash("us")
+    world.regions["us"].store = copy  # it has not heard of deletions up to eu's horizon
+    world.start("us")
+
+    async def catch_up() -> int:
+        peer = await PeerInMemory.of(world, "eu", "us")
+        peer.known, peer.answer = before, replace(peer.answer, buckets=before.buckets(peer.answer.scopes))
+        comparison = await compared(await known_in(copy), peer)
+        assert comparison.here.keys() - comparison.there.keys() == {TENANT, ROLE}
+        return await take(comparison, peer, world.regions["us"].brokers[0].applier, one_after_another, paths.SCOPES)
+
+    assert world.finish("us", catch_up()) == 0
+    assert world.values("us")[ROLE] == 1
 
 
 def test_a_region_that_joins_late_keeps_and_gives_what_it_alone_has() -> None:

@@ -16,7 +16,7 @@ from meridian_broker.ledgers.store import LedgerStore
 
 @dataclass(frozen=True, slots=True)
 class StorageFigures:
-    """Numbers of one moment, by the names in `admin/metrics/table.py`. An engine leaves out what it does not have."""
+    """Figures of one moment, by the names in `admin/metrics/table.py`. An engine leaves out those it does not have."""
 
     gauges: Mapping[str, float]
     counters: Mapping[str, float]

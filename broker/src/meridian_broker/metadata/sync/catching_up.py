@@ -169,6 +169,10 @@ async def take(
         taking = [applier.take(group) for group in in_transactions(known)]
         taking += [applier.take(group, are_new=True, alive_upto=heard) for group in in_transactions(new)]
     deletion = forgotten(comparison.digest.horizon)
+    there: dict[str, Stamped] = {}
+    for some in _portions(forgetting, STATES_TOGETHER):  # its listing may be from before its store had them
+        await _fetch(peer, some, there)
+    forgetting = [path for path in forgetting if path not in there]
     gone = [Event(path, deletion, _seen(comparison, path, applier.region)) for path in forgetting]
     for group in in_transactions(gone):
         await applier.take(group)
