@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import subprocess
 import time
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from meridian_broker.gateway.region_calls import CallFailed
 from prometheus_client.parser import text_string_to_metric_families
 from support.brokers.broker_process import RegionsProcess, wait_until
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian
 from support.brokers.peers import calls_as
 from support.brokers.region_clients import PATIENCE_MS
 
@@ -92,8 +91,9 @@ def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clien
     first = reader.read_next(PATIENCE_MS).message_id()
     assert translate("east", "west", f"{first.ledger_id()}:{first.entry_id()}")["id"] == here[0]
     reader.close()
-    command = [*MERIDIAN, "topics", "translate-id", "carried", here[1], "--from", "east", "--json"]
-    told = subprocess.run([*command, "--url", regions.admin_url("west")], capture_output=True, check=True, timeout=60)
+    command = ["topics", "translate-id", "carried", here[1], "--from", "east", "--json"]
+    told = meridian(*command, "--url", regions.admin_url("west"))
+    assert told.returncode == 0, told.stderr
     assert json.loads(told.stdout)["id"] == translate("west", "east", here[1])["id"]
     assert regions.http("west", "GET", f"{path}?from=east&id=1:1").status == 404
     assert regions.http("west", "GET", f"{path}?from=nowhere&id=1:1").status == 404

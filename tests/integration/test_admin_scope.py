@@ -15,7 +15,7 @@ from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from support.brokers.broker_process import RegionsProcess, wait_until
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 from support.brokers.peers import as_region
 from support.brokers.region_clients import (
     EXCLUSIVE,
@@ -49,8 +49,7 @@ def dispatchers(regions: RegionsProcess, region: str, topic: str) -> dict[str, s
 
 
 def meridian(regions: RegionsProcess, region: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*MERIDIAN, "subscriptions", *arguments, "--url", regions.admin_url(region)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return meridian_text("subscriptions", *arguments, "--url", regions.admin_url(region))
 
 
 def test_what_is_refused(regions: RegionsProcess) -> None:

@@ -26,7 +26,7 @@ from meridian_operator.regions.client import RegionClient
 from meridian_operator.regions.directory import Region, Tokens
 from meridian_operator.regions.observing import Observer
 from support.brokers.broker_process import http, wait_until
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 from support.brokers.guarded_regions import Guarded, guarded_regions, new_token, shown_by, tokens_command
 from support.brokers.peers import calls_as
 from support.brokers.region_clients import PATIENCE_MS
@@ -36,7 +36,9 @@ TOPIC = "persistent://public/default/guarded"
 
 
 def run(*arguments: str) -> str:
-    return subprocess.run([*MERIDIAN, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
+    done = meridian_text(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -284,8 +286,7 @@ async def test_the_operator_manages_each_region_with_its_own_token(guarded: Guar
 
 
 def test_a_reserved_name_gets_no_token(guarded: Guarded) -> None:
-    command = [*MERIDIAN, "tokens", "create", "--secret-key", str(guarded.key), "--subject", "meridian-peer"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    refused = meridian_text("tokens", "create", "--secret-key", str(guarded.key), "--subject", "meridian-peer")
     assert refused.returncode == 1
     assert "reserved" in refused.stderr
 
@@ -341,7 +342,7 @@ def start_alone(directory: Path, *settings: str) -> subprocess.CompletedProcess[
     """A broker that is expected to end at once."""
     chosen = ("brokerServicePort=0", "webServicePort=0", f"dataDirectory={directory / 'data'}", *settings)
     assignments = [part for one in chosen for part in ("--set", one)]
-    return subprocess.run([*MERIDIAN, "broker", *assignments], capture_output=True, text=True, timeout=60)
+    return meridian_text("broker", *assignments)
 
 
 def test_the_admin_api_is_for_super_users(guarded: Guarded) -> None:
@@ -371,7 +372,7 @@ def test_the_command_line_shows_its_token_and_no_log_holds_one(guarded: Guarded)
     run("produce", "by-hand", "-m", "hello", "--url", url, "--token-file", str(file))
     told = run("consume", "by-hand", "-s", "s", "--earliest", "--count", "1", "--url", url, "--token-file", str(file))
     assert "hello" in told
-    refused = subprocess.run([*MERIDIAN, "produce", "by-hand", "-m", "x", "--url", url], capture_output=True, text=True)
+    refused = meridian_text("produce", "by-hand", "-m", "x", "--url", url)
     assert refused.returncode != 0
     assert "token" in refused.stderr
     log = guarded.brokers["east"].log_file.read_text()

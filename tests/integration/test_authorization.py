@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from support.brokers.broker_process import HttpAnswer, wait_until
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 from support.brokers.guarded_regions import Guarded, guarded_regions, shown_by
 from support.brokers.region_clients import PATIENCE_MS
 from support.protocol.raw_connection import RawConnection, T
@@ -388,8 +387,9 @@ def test_the_command_line_grants_in_all_regions_of_a_namespace(guarded: Guarded)
     east, west = (guarded.brokers[name].admin_url for name in ("east", "west"))
 
     def run(*words: str, by: Path = admin) -> str:
-        command = [*MERIDIAN, *words, "--url", east, "--token-file", str(by)]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        done = meridian_text(*words, "--url", east, "--token-file", str(by))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     told = run("namespaces", "grant", "shop/n", "cli", "produce", "consume", "--at", f"west={west}")
     assert "(set in east, west)" in told
@@ -401,8 +401,8 @@ def test_the_command_line_grants_in_all_regions_of_a_namespace(guarded: Guarded)
     run("namespaces", "revoke", "shop/n", "cli", "--at", f"west={west}")
     for what in ("namespaces/shop/n", "persistent/shop/n/by-hand"):
         assert not {"cli", "of-boss"} & permissions(guarded, what).keys()
-    refused = [*MERIDIAN, "namespaces", "grant", "public/default", "x", "produce", "--only-here", "--url", east]
-    done = subprocess.run([*refused, "--token-file", str(boss)], capture_output=True, text=True, timeout=60)
+    refused = ["namespaces", "grant", "public/default", "x", "produce", "--only-here", "--url", east]
+    done = meridian_text(*refused, "--token-file", str(boss))
     assert done.returncode != 0
     assert "role boss may not" in done.stderr
 
@@ -416,7 +416,7 @@ def test_an_export_is_for_super_users(guarded: Guarded) -> None:
 def test_without_authentication_a_broker_that_asks_for_permissions_does_not_start(tmp_path: Path) -> None:
     settings = ("authorizationEnabled=true", f"dataDirectory={tmp_path / 'data'}", "brokerServicePort=0")
     assignments = [part for one in settings for part in ("--set", one)]
-    refused = subprocess.run([*MERIDIAN, "broker", *assignments], capture_output=True, text=True, timeout=60)
+    refused = meridian_text("broker", *assignments)
     assert refused.returncode == 2
     assert "authorizationEnabled=true: set authenticationEnabled too" in refused.stderr
     assert "Traceback" not in refused.stderr

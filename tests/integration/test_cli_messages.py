@@ -16,20 +16,19 @@ import pytest
 from meridian_broker.cli.output import USAGE
 from meridian_broker.cli.produce import key_hash
 from support.brokers.broker_process import BrokerProcess
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import MERIDIAN, meridian, meridian_text
 from support.brokers.free_ports import free_port
 from support.brokers.region_clients import connect
 
 PATIENCE = 60.0
 
 
-def meridian(broker: BrokerProcess, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [*MERIDIAN, *arguments, "--url", broker.service_url]
-    return subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=PATIENCE)
+def ended_of(broker: BrokerProcess, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return meridian(*arguments, "--url", broker.service_url, stdin=stdin, seconds=PATIENCE)
 
 
 def done(broker: BrokerProcess, *arguments: str, stdin: bytes = b"") -> bytes:
-    ended = meridian(broker, *arguments, stdin=stdin)
+    ended = ended_of(broker, *arguments, stdin=stdin)
     assert ended.returncode == 0, ended.stderr.decode()
     return ended.stdout
 
@@ -138,7 +137,7 @@ def test_no_ack_only_looks(broker: BrokerProcess) -> None:
 
 def test_latest_begins_with_the_next_message(broker: BrokerProcess) -> None:
     done(broker, "produce", "late", "-m", "old")
-    ended = meridian(broker, "consume", "late", "-s", "s", "--latest", "--timeout", "0.2")
+    ended = ended_of(broker, "consume", "late", "-s", "s", "--latest", "--timeout", "0.2")
     assert (ended.returncode, ended.stdout) == (0, b"")
     done(broker, "produce", "late", "-m", "new")
     assert done(broker, "consume", "late", "-s", "s", "--count", "1") == b"new\n"
@@ -197,7 +196,7 @@ def test_what_cannot_be_read_is_said_and_left(broker: BrokerProcess) -> None:
     client.create_producer("packed", compression_type=pulsar.CompressionType.LZ4).send(b"a" * 100)
     client.create_producer("packed").send(b"readable")
     client.close()
-    ended = meridian(broker, "consume", "packed", "-s", "s", "--count", "1")
+    ended = ended_of(broker, "consume", "packed", "-s", "s", "--count", "1")
     assert (ended.returncode, ended.stdout) == (2, b"readable\n")
     assert b"is compressed with LZ4" in ended.stderr
     assert backlog(broker, "packed", "s") == 1
@@ -223,25 +222,25 @@ def test_a_refusal_is_a_no(broker: BrokerProcess) -> None:
     holder = started(broker, "consume", "held", "-s", "s", "--type", "exclusive")
     done(broker, "produce", "held", "-m", "x")
     assert next_line(holder) == b"x\n"
-    ended = meridian(broker, "consume", "held", "-s", "s", "--type", "exclusive")
+    ended = ended_of(broker, "consume", "held", "-s", "s", "--type", "exclusive")
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert ended.stderr.startswith(b"Error: ")
     holder.send_signal(signal.SIGINT)
     holder.communicate(timeout=PATIENCE)
-    ended = meridian(broker, "produce", "nobody/nowhere/topic", "-m", "x")
+    ended = ended_of(broker, "produce", "nobody/nowhere/topic", "-m", "x")
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert ended.stderr.startswith(b"Error: ")
 
 
 def test_fewer_messages_than_asked_for_is_a_no(broker: BrokerProcess) -> None:
-    ended = meridian(broker, "produce", "few", "--count", "3", stdin=b"a\nb\n")
+    ended = ended_of(broker, "produce", "few", "--count", "3", stdin=b"a\nb\n")
     assert (ended.returncode, ended.stderr) == (1, b"Error: 2 of 3 messages sent, then the input ended\n")
-    ended = meridian(broker, "consume", "few", "-s", "s", "--count", "3", "--timeout", "3")
+    ended = ended_of(broker, "consume", "few", "-s", "s", "--count", "3", "--timeout", "3")
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, b"a\nb\n", b"Error: 2 of 3 messages arrived\n")
 
 
 def test_a_message_that_is_too_large_is_refused_here(broker: BrokerProcess) -> None:
-    ended = meridian(broker, "produce", "large", stdin=b"ok\n" + b"x" * (6 * 1024 * 1024))
+    ended = ended_of(broker, "produce", "large", stdin=b"ok\n" + b"x" * (6 * 1024 * 1024))
     assert ended.returncode == 1
     assert b"message 2 has 6291456 bytes; the broker accepts 5242880 at most" in ended.stderr
     assert ended.stdout.startswith(b"stored 1 message ")
@@ -262,7 +261,7 @@ def test_a_broker_that_dies_leaves_it_open(broker: BrokerProcess, tmp_path: Path
 @pytest.mark.parametrize("command", [["produce", "t", "-m", "x"], ["consume", "t", "-s", "s"]])
 def test_nobody_there_says_what_to_try(command: list[str]) -> None:
     env = os.environ | {"MERIDIAN_SERVICE_URL": f"pulsar://127.0.0.1:{free_port()}"}
-    ended = subprocess.run([*MERIDIAN, *command], env=env, capture_output=True, text=True, check=False)
+    ended = meridian_text(*command, environment=env)
     assert ended.returncode == 2
     assert "Error: cannot connect to 127.0.0.1:" in ended.stderr
     assert "Is the region up? `meridian up` starts one" in ended.stderr
@@ -279,6 +278,6 @@ def test_nobody_there_says_what_to_try(command: list[str]) -> None:
     ],
 )
 def test_what_is_not_understood_is_explained(arguments: list[str], hint: str) -> None:
-    ended = subprocess.run([*MERIDIAN, *arguments], capture_output=True, text=True, check=False)
+    ended = meridian_text(*arguments)
     assert ended.returncode == USAGE
     assert hint in " ".join(ended.stderr.split())

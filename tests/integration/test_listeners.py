@@ -12,7 +12,7 @@ import pytest
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from support.brokers.broker_process import BrokerProcess, http
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 from support.brokers.free_ports import free_port
 from support.protocol.raw_connection import RawConnection
 
@@ -111,8 +111,7 @@ def test_an_advertised_address(tmp_path: Path) -> None:
 
 def test_the_command_line_asks_for_a_listener(broker: BrokerProcess) -> None:
     def produce(listener: str) -> subprocess.CompletedProcess[str]:
-        command = [*MERIDIAN, "produce", "named", "-m", "x", "--url", broker.service_url, "--listener-name", listener]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return meridian_text(*("produce", "named", "-m", "x", "--url", broker.service_url, "--listener-name", listener))
 
     assert produce("inside").returncode == 0
     refused = produce("nowhere")

@@ -13,7 +13,7 @@ import pytest
 from meridian_broker.admin.figures import turns
 from meridian_broker.admin.http import requests
 from meridian_broker.admin.http.requests import Refused
-from meridian_broker.admin.metrics import scraping
+from meridian_broker.admin.metrics import reading, scraping
 from meridian_broker.admin.metrics.scraping import Scrapes
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.broker import BrokerProcess
@@ -155,7 +155,7 @@ async def test_all_who_scrape_at_the_same_time_get_one_text(
     """Also when the scrape they waited for fails: then the next of them makes one."""
     made: list[int] = []
     everybody = asyncio.Event()
-    read = scraping.read
+    read = reading.read
 
     async def counted(*what: object) -> object:
         made.append(len(made))

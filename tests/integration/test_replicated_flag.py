@@ -5,14 +5,13 @@ Three real regions; the same by the command line."""
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from typing import Any
 
 import pytest
 from meridian_broker.cli.rest import TIMEOUT_SECONDS
 from support.brokers.broker_process import HttpAnswer, RegionsProcess, wait_until
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 from support.brokers.region_clients import (
     EARLIEST,
     PATIENCE_MS,
@@ -71,8 +70,8 @@ def test_on_unites_and_says_what_each_region_skips(regions: RegionsProcess) -> N
     assert (dry["done"], dry["regions"]) == (False, expected)
     for region, left in ((US, 7), (EU, 8), (AP, 10)):
         wait_for_backlog(regions, region, topic, left)
-    line = [*MERIDIAN, "subscriptions", "replicate", topic, "s", "--url", regions.admin_url(EU)]
-    told = subprocess.run([*line, "--dry-run"], capture_output=True, text=True, timeout=60)
+    line = ["subscriptions", "replicate", topic, "s", "--url", regions.admin_url(EU)]
+    told = meridian_text(*line, "--dry-run")
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines() == [
         "ap: would skip 4 entries",
@@ -80,7 +79,7 @@ def test_on_unites_and_says_what_each_region_skips(regions: RegionsProcess) -> N
         "us: would skip 1 entries",
         "nothing was changed",
     ]
-    done = subprocess.run([*line, "--json"], capture_output=True, text=True, timeout=60)
+    done = meridian_text(*line, "--json")
     assert json.loads(done.stdout)["regions"] == expected
     owed(regions, topic, set(range(4, 10)))
     # Off and on again: what each did meanwhile is united once more.

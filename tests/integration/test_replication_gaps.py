@@ -6,7 +6,6 @@ them. Three regions in this process."""
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from meridian_broker.replication.entries.replicator_status import StopReason
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 from support.brokers.broker_regions import Region, regions, until
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 
 TOPIC = "persistent://public/default/t"
 GAPS = "/meridian/v1/topics/persistent/public/default/t/gaps"
@@ -110,7 +109,7 @@ async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path
         assert (await ask(eu, "POST", f"{GAPS}/accept", {"origin": "us"}))[0] == 412
         assert eu.stored(TOPIC) == 5, "nothing was skipped in silence"
         line = ["topics", "accept-gap", TOPIC, "--origin", "us", "--up-to", gap["upto"], "--url", eu.admin_url]
-        told = await asyncio.to_thread(subprocess.run, [*MERIDIAN, *line], capture_output=True, text=True, timeout=60)
+        told = await asyncio.to_thread(meridian_text, *line)
         assert told.returncode == 0, told.stderr
         assert "recorded as dropped for: s" in told.stdout
         reading = await Consumer.subscribe(await eu.connect(), TOPIC, "s", replicated=False)

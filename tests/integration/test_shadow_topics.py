@@ -14,7 +14,7 @@ import pulsar
 import pytest
 from meridian_verifier.align.verdicts import State
 from support.brokers.broker_process import BrokerProcess, wait_until
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 from support.brokers.region_clients import PATIENCE_MS, connect
 from support.verifier.verifier_live import live_verdict
 
@@ -398,8 +398,7 @@ def test_a_source_that_is_unloaded_and_a_shadow_that_is_lose_and_repeat_nothing(
 
 def meridian(broker: BrokerProcess, *line: str) -> subprocess.CompletedProcess[str]:
     """``meridian topics shadow LINE``."""
-    whole = [*MERIDIAN, "topics", "shadow", *line, "--url", broker.admin_url]
-    return subprocess.run(whole, capture_output=True, text=True, timeout=60)
+    return meridian_text("topics", "shadow", *line, "--url", broker.admin_url)
 
 
 def test_the_command_makes_lists_and_deletes_them(broker: BrokerProcess, client: pulsar.Client) -> None:

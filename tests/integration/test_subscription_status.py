@@ -11,7 +11,7 @@ import pulsar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.brokers.broker_process import RegionsProcess, wait_until
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 from support.brokers.region_clients import (
     KEY_SHARED,
     PATIENCE_MS,
@@ -35,8 +35,7 @@ EAST, WEST = REGIONS = ("east", "west")
 
 def command(regions: RegionsProcess, region: str, *line: str) -> subprocess.CompletedProcess[str]:
     """``meridian LINE`` about a region."""
-    whole = [*MERIDIAN, *line, "--url", regions.admin_url(region)]
-    return subprocess.run(whole, capture_output=True, text=True, timeout=60)
+    return meridian_text(*line, "--url", regions.admin_url(region))
 
 
 def status(regions: RegionsProcess, region: str, topic: str) -> tuple[int, dict[str, Any]]:

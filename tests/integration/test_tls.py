@@ -8,7 +8,6 @@ import contextlib
 import json
 import socket
 import ssl
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
@@ -24,7 +23,7 @@ from meridian_broker.gateway.region_calls import CallFailed
 from meridian_broker.gateway.tls import TlsFiles, client_context
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.certificates import Authority, served
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 from support.brokers.free_ports import free_port
 from support.brokers.peers import as_region, calls_as
 from support.brokers.region_clients import PATIENCE_MS
@@ -288,19 +287,15 @@ async def test_somebody_between_two_regions_is_noticed(secure: Secure) -> None:
 def test_the_command_line_over_tls(secure: Secure) -> None:
     trust = ("--tls-trust-certs", str(secure.authority.trusted))
 
-    def meridian(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [*MERIDIAN, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-    sent = meridian("produce", "typed", "-m", "hello", "--url", secure.service_url("east"), *trust)
+    sent = meridian_text("produce", "typed", "-m", "hello", "--url", secure.service_url("east"), *trust)
     assert sent.returncode == 0, sent.stderr
     url = ("--url", secure.service_url("east"))
-    taken = meridian("consume", "typed", "-s", "all", "--count", "1", *url, *trust)
+    taken = meridian_text("consume", "typed", "-s", "all", "--count", "1", *url, *trust)
     assert (taken.returncode, taken.stdout) == (0, "hello\n"), taken.stderr
-    listed = meridian("topics", "list", "--url", secure.admin_url("east"), *trust)
+    listed = meridian_text("topics", "list", "--url", secure.admin_url("east"), *trust)
     assert "persistent://public/default/typed" in listed.stdout, listed.stderr
     for untrusting in (("consume", "typed", "-s", "all", *url), ("topics", "list", "--url", secure.admin_url("east"))):
-        refused = meridian(*untrusting)
+        refused = meridian_text(*untrusting)
         assert refused.returncode == 2
         assert "certificate" in refused.stderr.lower()
 

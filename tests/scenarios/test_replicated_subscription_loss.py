@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.roles import Consumer
 from support.brokers.broker_process import RegionsProcess, wait_until
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 from support.brokers.region_clients import (
     CENTRAL,
     EAST,
@@ -154,19 +153,15 @@ def test_a_topic_that_was_deleted_once_fails_back_at_once(regions: RegionsProces
         regions.bring_back(EAST)
     with client(regions, EAST) as east:
         take_numbers(subscribe(east, topic), numbers(messages[10:]))
-    done = run_meridian("regions", "wait", "--ready", "--url", regions.admin_url(EAST))
+    done = meridian_text("regions", "wait", "--ready", "--url", regions.admin_url(EAST))
     assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
-    assert run_meridian("regions", "status", "--url", regions.admin_url(EAST)).returncode == 0
+    assert meridian_text("regions", "status", "--url", regions.admin_url(EAST)).returncode == 0
     regions.kill_region(WEST)
-    done = run_meridian("regions", "wait", "--ready", "--timeout", "1", "--url", regions.admin_url(EAST))
+    done = meridian_text("regions", "wait", "--ready", "--timeout", "1", "--url", regions.admin_url(EAST))
     assert done.returncode == 1 and done.stdout.startswith(f"{WEST}: "), done.stdout
     assert (
-        run_meridian("regions", "wait", "--ready", "--timeout", "0", "--url", regions.admin_url(WEST)).returncode == 2
+        meridian_text("regions", "wait", "--ready", "--timeout", "0", "--url", regions.admin_url(WEST)).returncode == 2
     )
-
-
-def run_meridian(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*MERIDIAN, *arguments], capture_output=True, text=True, check=False)
 
 
 def test_what_only_the_dead_region_had_is_not_lost(regions: RegionsProcess) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.brokers.broker_process import wait_until
-from support.brokers.forked_meridian import MERIDIAN
+from support.brokers.forked_meridian import meridian_text
 from support.brokers.region_clients import (
     CENTRAL,
     EARLIEST,
@@ -40,7 +39,7 @@ def regions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 def ask(regions: UpProcess, region: str, *arguments: str) -> Any:
     """What the command line answers, as JSON."""
     url = regions.admin_url(region)
-    done = subprocess.run([*MERIDIAN, *arguments, "--url", url, "--json"], capture_output=True, text=True, check=False)
+    done = meridian_text(*arguments, "--url", url, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -82,7 +81,7 @@ def test_the_command_line_sets_up_and_sees(regions: UpProcess) -> None:
         "the topic to be off the list",
     )
     asked = ["namespaces", "set-clusters", "shop/orders", EAST, WEST, "--url", regions.admin_url(EAST)]
-    refused = subprocess.run([*MERIDIAN, *asked], capture_output=True, text=True, check=False)
+    refused = meridian_text(*asked)
     assert refused.returncode == 1, "the namespace is in one region only"
     assert f"namespace shop/orders does not exist in {WEST}" in refused.stderr
     ask(regions, EAST, "namespaces", "create", "shop/orders", "--cluster", EAST, "--cluster", WEST)

@@ -2,37 +2,60 @@
 """``meridian`` in a process of its own that is forked from one which has imported it already.
 
 Most of the processor time of a start goes into importing modules. So each process that runs tests has one server
-(``multiprocessing``'s fork server) that imports them once and forks every broker. A forked process runs the same
-``main`` with the same arguments, and has its own memory, descriptors and signals.
+(``multiprocessing``'s fork server) that imports them once and forks every broker and command. A forked process runs the
+same ``main`` with the same arguments, and has its own memory, descriptors and signals.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+from meridian_broker.cli.main import COMMANDS
 
 MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
 """What starts the program as a user does."""
 _FORKING = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(["meridian_broker.server.main", "meridian_broker.server.running"])
+_FORKING.set_forkserver_preload(
+    ["meridian_broker.server.main", "meridian_broker.server.running"]
+    + [f"meridian_broker.cli.{module}" for module, _ in COMMANDS.values()]
+)
 
 
 class ForkedMeridian:
     """One such process, with the methods of ``subprocess.Popen`` that tests need."""
 
-    def __init__(self, arguments: Sequence[str], log_file: Path) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log_file: Path,
+        *,
+        errors: Path | None = None,
+        stdin: Connection | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """
         :param arguments: those of the command line, without the name of the program.
-        :param log_file: standard output and standard error are appended to it.
+        :param log_file: standard output is appended to it, and standard error unless ``errors`` is given.
+        :param errors: standard error is appended to it.
+        :param stdin: the end of a pipe to read from; None: there is nothing to read.
+        :param environment: None: the one of the tests.
         """
         self._arguments = list(arguments)
-        self._process = _FORKING.Process(target=_run, args=(self._arguments, log_file, dict(os.environ)), daemon=True)
+        chosen = dict(os.environ if environment is None else environment)
+        self._process = _FORKING.Process(
+            target=_run, args=(self._arguments, log_file, errors or log_file, stdin, chosen), daemon=True
+        )
         self._process.start()
 
     @property
@@ -60,14 +83,59 @@ class ForkedMeridian:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(arguments: list[str], log_file: Path, environment: dict[str, str]) -> None:
+def meridian(
+    *arguments: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None, seconds: float = 60.0
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end. Like ``subprocess.run``, but forked; its standard input is a pipe.
+
+    :raises subprocess.TimeoutExpired: it still runs after so many seconds, and was killed.
+    """
+    reading, writing = _FORKING.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as directory:
+        output, errors = Path(directory, "output"), Path(directory, "errors")
+        command = ForkedMeridian(arguments, output, errors=errors, stdin=reading, environment=environment)
+        reading.close()
+        feeding = threading.Thread(target=_feed, args=(writing, stdin))
+        feeding.start()
+        try:
+            code = command.wait(seconds)
+        finally:
+            command.kill()
+            feeding.join()
+        return subprocess.CompletedProcess(arguments, code, output.read_bytes(), errors.read_bytes())
+
+
+def meridian_text(
+    *arguments: str, environment: Mapping[str, str] | None = None, seconds: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """The same; nothing to read, and text instead of bytes."""
+    done = meridian(*arguments, environment=environment, seconds=seconds)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def _feed(writing: Connection, content: bytes) -> None:
+    with writing, open(writing.fileno(), "wb", buffering=0, closefd=False) as pipe:
+        left = memoryview(content)
+        with contextlib.suppress(BrokenPipeError):  # the command did not want all of it
+            while left:
+                left = left[pipe.write(left) :]
+
+
+def _run(
+    arguments: list[str], log_file: Path, errors: Path, stdin: Connection | None, environment: dict[str, str]
+) -> None:
     """The forked process: what the installed script does."""
+    gc.freeze()  # modules stay: looking for garbage among them would also copy every page that is shared
     from meridian_broker.server.main import main
 
     threading.Thread(target=_end_with_the_tests, daemon=True).start()
-    with log_file.open("ab") as log:
+    with log_file.open("ab") as log, errors.open("ab") as complaints:
         os.dup2(log.fileno(), sys.stdout.fileno())
-        os.dup2(log.fileno(), sys.stderr.fileno())
+        os.dup2(complaints.fileno(), sys.stderr.fileno())
+    if stdin is not None:
+        os.dup2(stdin.fileno(), 0)
+        stdin.close()
+        sys.stdin = os.fdopen(0, closefd=False)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["meridian", *arguments]
