@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -20,6 +22,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from meridian_broker.cli.main import COMMANDS
 
 from meridian_broker.cli.main import COMMANDS
 
