@@ -158,7 +158,7 @@ def test_what_a_client_publishes_is_set_apart_and_the_next_event_is_applied(shar
         letters = status(shared, region)["deadLetters"]
         assert letters["count"] == 2
         assert letters["last"][0]["region"] == "us"
-        assert "does not prove" in letters["last"][0]["reason"]
+        assert "no valid proof" in letters["last"][0]["reason"]
         stats = get(shared, region, "/admin/v2/persistent/public/default/metadata-events-metadata-syncer-DLQ/stats")
         assert stats["msgInCounter"] == 2
 

@@ -37,7 +37,7 @@ class Addresses:
 
     @classmethod
     def of(cls, known: Mapping[str, str]) -> Addresses:
-        """From a map by attribute name; what is missing is None."""
+        """From a map by attribute name; missing ones are None."""
         return cls(*(known.get(name) for name in ("service_url", "service_url_tls", "admin_url", "admin_url_tls")))
 
 

@@ -166,7 +166,7 @@ class Reader:
         return some
 
     def done(self, some: Sequence[Arrived]) -> None:
-        """These are applied and need not be redelivered."""
+        """Acknowledge messages that are applied."""
         if self.consumer is not None:
             self.consumer.subscription.acknowledge(self.consumer, [one.position for one in some])
             self.consumer.flow(len(some))

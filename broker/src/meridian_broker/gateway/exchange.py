@@ -64,7 +64,7 @@ class ExchangeShell:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._arrived: dict[Connected, str] = {}
-        """The peers whose links to us these connections are."""
+        """Connections that peers opened to us -> the peer."""
         self.links = PeerLinks(
             *(self._place, options, jitter),
             on_up=self._up,

@@ -61,7 +61,7 @@ class RegionCalls:
     async def ask(
         self, region: str, method: str, path: str, body: object = None, *, seconds: float
     ) -> tuple[int, bytes]:
-        """One request; ``path`` is quoted already. Returns the status and body of the region's answer.
+        """Send one request; ``path`` is quoted already. Returns the status and body of the region's answer.
 
         If the region has several addresses, the first one that accepts a connection is used.
 

@@ -189,7 +189,7 @@ def tail(topic: Topic, status: ReplicatorStatus) -> Tail:
 
 
 def tail_json(found: Tail) -> Json:
-    """As stats show it."""
+    """A tail as stats show it."""
     return {"entries": found.entries, "bytes": found.size, "ageMs": found.age_ms}
 
 

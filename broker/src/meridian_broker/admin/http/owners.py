@@ -16,7 +16,7 @@ from meridian_broker.gateway.addresses import Place
 AT_OWNER: Final = web.AppKey("at_owner", Collection[Handler])
 """The handlers that need the topic in the path, or its partitions, to be open."""
 ANYWHERE: Final = web.AppKey("anywhere", Collection[Handler])
-"""Those of them that need only the partitions."""
+"""Of those, the handlers that need only the partitions."""
 AUTHORITATIVE: Final = "authoritative"
 
 

@@ -29,7 +29,7 @@ _OFF: Final = "this region does not synchronize metadata (metadataSyncEventTopic
 
 
 async def digest(request: web.Request) -> web.Response:
-    """One digest number for each of 256 buckets of the metadata, and related state.
+    """A digest of this region's metadata, one number for each of 256 buckets, with clock, horizon and marks.
 
     ``?scopes=``: the scopes that the other region shares, separated by commas."""
     asking, session = _region(request), session_of(request)

@@ -39,7 +39,7 @@ async def without(request: web.Request) -> web.Response:
 
 
 def snapshots_json(topic: Topic) -> dict[str, Any]:
-    """As the admin API shows it."""
+    """A topic's snapshots as the admin API shows them."""
     snapshots = topic.snapshots
     found: dict[str, Any] = {"topic": topic.name, "region": topic.region, "mode": topic.rules.subscription_sync}
     if not isinstance(snapshots, TopicSnapshots):

@@ -47,8 +47,7 @@ async def progress(request: web.Request) -> web.Response:
 
 
 async def preview(request: web.Request) -> web.Response:
-    """What this region would skip with the given progress; the body is ``{"progress": {topic: base64}, "taken":
-    bool}``."""
+    """What this region would skip with given progress; the body is ``{"progress": {topic: base64}, "taken": bool}``."""
     given = await body(request, limit=LARGE_BODY_BYTES)
     others = check_preview(given)
     found = await named(request)

@@ -27,7 +27,7 @@ async def of_cluster(request: web.Request) -> web.Response:
 
 
 async def leader(request: web.Request) -> web.Response:
-    """One of the region's brokers, the same whichever is asked: none of them leads the others."""
+    """One of the region's brokers, the same whichever broker is asked: none of them leads the others."""
     admin = state(request)
     url = admin.admin_url()
     if admin.owner is not None:
@@ -48,12 +48,12 @@ async def owned_namespaces(request: web.Request) -> web.Response:
 
 
 async def changeable_settings(request: web.Request) -> web.Response:
-    """Names of settings that can be changed while brokers run."""
+    """Names of settings that can be changed at runtime."""
     return answer(state(request).settings.names)
 
 
 async def changed_settings(request: web.Request) -> web.Response:
-    """Settings that were changed while brokers run."""
+    """Settings that were changed at runtime."""
     return answer(dict(state(request).settings.changed))
 
 

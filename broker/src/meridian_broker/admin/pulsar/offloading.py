@@ -104,7 +104,7 @@ def _policy_json(request: web.Request, own: Mapping[str, Any]) -> dict[str, Any]
 
 def _reading(place: Place) -> Handler:
     async def read(request: web.Request) -> web.Response:
-        """When ledgers are copied to the object store, and leave their first storage; empty when not set here."""
+        """When ledgers are copied to the object store, and leave their original storage; empty when not set here."""
         own = await place.own(request)
         if place is OfTopic and flag(request, "applied"):
             own = {policy: applied(request, policy) for policy in FIELDS.values()}
@@ -115,7 +115,7 @@ def _reading(place: Place) -> Handler:
 
 def _setting(place: Place) -> Handler:
     async def set_it(request: web.Request) -> web.Response:
-        """Set when ledgers are copied to the object store, and leave their first storage."""
+        """Set when ledgers are copied to the object store, and leave their original storage."""
         given = await body(request)
         if not isinstance(given, Mapping):
             raise Invalid("offload policies: expected an object")

@@ -61,7 +61,7 @@ async def of_topic(request: web.Request) -> web.Response:
 
 
 async def grant_on_topic(request: web.Request) -> web.Response:
-    """Permit a role the actions in the body, and no others, on the topic, which may not exist yet."""
+    """Permit a role the actions in the body, and no others, on the topic, which need not exist yet."""
     actions = await _actions(request)
     await _permissions(request).grant_on_topic(_topic(request), part(request, "role"), actions)
     return done()

@@ -130,7 +130,7 @@ ENDPOINTS: Final = (
         policies.OFFLOAD_LAG,
         "offloadDeletionLagMs",
         "",
-        "how long ledgers stay in their first storage after they were copied to the object store",
+        "how long ledgers stay in their original storage after being copied to the object store",
         verb="PUT",
     ),
     Endpoint(

@@ -166,7 +166,7 @@ def is_new_shadow(request: web.Request, having: Mapping[str, str]) -> bool:
     """
     for name in (HOLDS, RESETS):
         if name in having and SOURCE not in having:
-            raise Invalid(f"property {name} is for shadows only, whose source {SOURCE} names")
+            raise Invalid(f"property {name} is for shadows only: set their source in {SOURCE}")
     if SOURCE in having:
         check_others(request, [having[SOURCE]])
     return SOURCE in having

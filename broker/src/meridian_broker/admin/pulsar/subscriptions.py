@@ -141,7 +141,7 @@ async def _forget_view(topics: list[Topic]) -> None:
 
 
 async def reset_to_time(request: web.Request) -> web.Response:
-    """Move to the first message published at or after a time, in milliseconds since 1970."""
+    """Move the subscription to the first message published at or after a time, in milliseconds since 1970."""
     time_ms = number(part(request, "timestamp"), "timestamp")
     for subscription in await named(request):
         await move_subscription_to_time(subscription, time_ms)
@@ -149,7 +149,7 @@ async def reset_to_time(request: web.Request) -> web.Response:
 
 
 async def reset_to_id(request: web.Request) -> web.Response:
-    """Move to a message: it becomes the next one or, if excluded, the last acknowledged one."""
+    """Move the subscription to a message: it becomes the next one or, if excluded, the last acknowledged one."""
     given = await body(request)
     found = {subscription.topic.name: subscription for subscription in await named(request)}
     excluded = is_excluded(given)

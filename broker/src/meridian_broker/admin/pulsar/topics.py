@@ -252,7 +252,7 @@ async def _follow_base(request: web.Request, name: TopicName) -> None:
 
 
 async def grow(request: web.Request) -> web.Response:
-    """Add partitions; the body is the new number, which never decreases.
+    """Add partitions; the body is the new total, which can only grow.
 
     ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8)."""
     name = any_topic_of(request)

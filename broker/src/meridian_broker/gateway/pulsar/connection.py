@@ -340,8 +340,8 @@ class Connection(Outgoing):
         self._answered(len(sends))
 
     def _answered(self, count: int) -> None:
-        """This many were stored, or failed. Their bytes are estimated as the average: exact sums would cost time on
-        every message."""
+        """Count messages that were stored, or failed. Their bytes are estimated as the average: exact sums would cost
+        time on every message."""
         broker, pending = self.broker, self._pending
         released = self._pending_bytes * count // pending if count < pending else self._pending_bytes
         self._pending = pending - count

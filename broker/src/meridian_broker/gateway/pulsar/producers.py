@@ -152,7 +152,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
     if not isinstance(topic, Topic) or (remote is None and made.gate is None):
         _answer(connection, asked.request_id, made)
     else:
-        # The state reported to a replicator must survive a crash, because it continues right behind it (R4). The same
+        # The state reported to a replicator must survive a crash, because it continues right after it (R4). The same
         # holds for a producer with deduplication. Entries fetched from a third region in the meantime do not
         # count.
         last = None if remote is None else topic.log.last_origin.get(remote, EARLIEST)
