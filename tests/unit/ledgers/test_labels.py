@@ -53,5 +53,5 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
 
 def test_newer_labels_are_refused_with_a_sentence() -> None:
     label = Label(Kind.MESSAGES, Belonging("persistent://public/default/orders", ""), EARLIEST)
-    with pytest.raises(ValueError, match=r"format 2.* newer broker wrote it"):
+    with pytest.raises(ValueError, match=r"newer version of Meridian \(format 2, .*upgrade"):
         Label.decode(b"\x02" + label.encode()[1:])

@@ -161,7 +161,7 @@ def test_a_few_bytes_cannot_unfold_to_much() -> None:
     one = encoded(everything)
     assert len(one) < 12
     reader = Reader(one * 10)
-    with pytest.raises(ValueError, match="unfolds to more"):
+    with pytest.raises(ValueError, match="expands to more"):
         for _ in range(10):
             take_bits(reader)
 

@@ -493,7 +493,7 @@ def test_two_rewinds_of_one_stamp_which_no_clock_makes_both_count() -> None:
 
 
 def test_a_newer_format_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="format 6: this broker reads formats up to 5"):
+    with pytest.raises(ValueError, match=r"newer version of Meridian \(format 6, this one reads up to 5\)"):
         Progress.decode(b"\x06")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acks by origin region: the content of a layer, and of what lies below all layers."""
+"""Acks by origin region: the content of a layer, or of the base below all layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meridian_broker.positions.varints import Reader, put_name, put_number
 
 
 def acks_of(acks: dict[str, AckSet], region: str) -> AckSet:
-    """The region's acks, created when missing."""
+    """The region's acks, created if missing."""
     found = acks.get(region)
     if found is None:
         found = acks[sys.intern(region)] = AckSet()
@@ -60,7 +60,7 @@ def acks_minus(mine: Mapping[str, AckSet], theirs: Mapping[str, AckSet]) -> dict
 
 
 def same_acks(mine: Mapping[str, AckSet], theirs: Mapping[str, AckSet]) -> bool:
-    """Equal, where a region without acks is equivalent to a missing one."""
+    """Whether they are equal; a region without acks counts as missing."""
     if mine == theirs:
         return True
     some, others = ({region: one for region, one in acks.items() if not one.is_empty} for acks in (mine, theirs))

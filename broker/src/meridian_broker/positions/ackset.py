@@ -5,7 +5,7 @@
 and markers. Only own entries are acked here. An acked entry ``e`` whose previous own entry is ``p`` (rule R3)
 is *claimed* as the interval ``(p, e]``: no own entry lies strictly between the two, so nothing unacked is claimed.
 Two acked runs join only where the second's ``prev`` is the first's end. So a stream interleaved with two others still
-becomes one run, and an entry that is withheld from a region is never claimed by its neighbours.
+becomes one run, and an entry withheld from a region is never claimed along with its neighbours.
 
 ``RunSet`` keeps the positions; this module merges, compares and encodes them.
 """
@@ -27,14 +27,14 @@ FLOOR: Final = -1
 
 
 class AckSet(RunSet):
-    """The acked positions of one origin. Changed in place; the module docstring defines the semantics."""
+    """The acked positions of one origin. Mutable; the module docstring defines the semantics."""
 
     __slots__ = ()
 
     # -- the algebra ---------------------------------------------------------------------------------------------------
 
     def join(self, other: AckSet) -> bool:
-        """Take over everything the other set has.
+        """Add everything the other set has.
 
         :returns: whether anything was new.
         """
@@ -127,10 +127,9 @@ class AckSet(RunSet):
         return f"<AckSet up to {self._ledger}:{self._entry}, {self.count_detail()} above>"
 
     def cool(self, like: AckSet | None = None) -> None:
-        """Called periodically: encode the parts that did not change since the last call; share them with ``like`` if
-        equal.
+        """Called periodically: encode parts that did not change since the last call; share them with ``like`` if equal.
 
-        Results of queries stay the same; parts that are accessed are decoded again, ledger by ledger.
+        Queries still give the same results; parts that are accessed are decoded again, ledger by ledger.
         """
         if self._cold is None:
             if self._detail is None or not cool_claims(self._detail):
@@ -189,7 +188,7 @@ class AckSet(RunSet):
             claims = detail[ledger] = Claims.take(reader, ledger)
         if detail:
             result._detail = detail
-            # The usual delta, one ledger's entries and no floor, is canonical as it came.
+            # The usual delta, one ledger's entries and no floor, arrives in canonical form.
             if result._ledger >= 0 or len(detail) > 1 or claims.link is not None or claims.partial is not None:
                 result._normalise()
         return result
@@ -210,7 +209,7 @@ class AckSet(RunSet):
     def _join_small(self, other: AckSet) -> bool | None:
         """``join`` for the usual delta: one run, or a few bits of one ledger without links or batches.
 
-        :returns: as ``join``, or None when the delta is not that simple; then nothing was done.
+        :returns: as ``join``, or None if the delta is not that simple; then nothing was done.
         """
         if other._ledger >= 0 or other._detail is None or len(other._detail) > 1:
             return None
@@ -233,7 +232,7 @@ class AckSet(RunSet):
         return bool(len(mine.bits) > before)
 
     def _lacks(self, ledger: int, claims: Claims) -> Claims | None:
-        """The part of another set's claims that this one has not; None when it has all."""
+        """The part of another set's claims that this set lacks; None if it has all."""
         if ledger < self._ledger:
             return None
         mine = None if self._detail is None else self._detail.get(ledger)
@@ -265,7 +264,7 @@ class AckSet(RunSet):
 
 
 class ColdAckSet(AckSet):
-    """A set whose slot ``_detail`` is empty, see ``ColdClaims``. The slot of the links holds everything as one blob."""
+    """A set whose slot ``_detail`` is empty, see ``ColdClaims``. The slot of the links has everything as one blob."""
 
     __slots__ = ()
 
@@ -276,7 +275,7 @@ class ColdAckSet(AckSet):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> dict[int, Claims] | None:
-            """Asked for the detail: it gets warm, ledger by ledger."""
+            """The detail is accessed: the set becomes warm, ledger by ledger."""
             if name != "_detail" or self._cold is None:
                 raise AttributeError(name)
             self._detail, self._links = take_cold(self._cold)

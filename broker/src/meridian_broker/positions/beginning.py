@@ -22,26 +22,26 @@ from meridian_broker.positions.position import Position
 from meridian_broker.positions.varints import Reader, put_name, put_number
 
 NOWHERE: Final[Mapping[str, Position]] = {}
-"""The places of a subscription that begins at the earliest entry of each region, or of which no creation is known."""
+"""The places of a subscription that begins at each region's earliest entry, or whose creation is unknown."""
 
 
 class Beginning(NamedTuple):
     """See the module's text."""
 
     life: Stamp
-    """Stamp of the deletion before; ``ZERO`` when it was never deleted."""
+    """Stamp of the deletion before it; ``ZERO`` if it was never deleted."""
     created: Stamp
-    """Stamp of the creation; ``ZERO`` when no creation in this life is known, or in a delta that does not carry it."""
+    """Stamp of the creation; ``ZERO`` if none in this life is known, or in a delta that does not carry it."""
     places: Mapping[str, Position]
-    """Per origin region: everything up to here lies before the beginning. Regions that are not named begin at their
-    earliest entry."""
+    """Per origin region: everything up to here lies before the beginning. Regions not named begin at their earliest
+    entry."""
 
     def bare(self) -> Beginning:
-        """The life alone."""
+        """Only the life."""
         return UNKNOWN if self.life == ZERO else Beginning(self.life, ZERO, {})
 
     def joined(self, other: Beginning) -> Beginning:
-        """The one that counts; this very one when nothing is new."""
+        """The one that counts; this object itself if nothing is new."""
         if self.life != other.life:
             return max(self, other, key=lambda one: one.life)
         if other.created == ZERO or other is self:
@@ -52,13 +52,13 @@ class Beginning(NamedTuple):
             return other if self.created > other.created else self
         if self.places == other.places:
             return self
-        # One stamp is one creation; if a fault made two of them, nothing that either would deliver is passed over.
+        # One stamp is one creation; if a fault made two, nothing that either would deliver is skipped.
         both = self.places.keys() & other.places.keys()
         places = {region: min(self.places[region], other.places[region]) for region in both}
         return self if places == self.places else Beginning(self.life, self.created, places)
 
     def digest(self) -> int:
-        """64 bits, the same in every region; 0 when nothing is known."""
+        """64 bits, the same in every region; 0 if nothing is known."""
         if self == UNKNOWN:
             return 0
         out = bytearray()

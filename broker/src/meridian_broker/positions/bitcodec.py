@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bitmaps as bytes: canonical, and near the least that can be.
+"""Bitmaps as bytes: canonical, and close to the smallest possible size.
 
-A subscription's holes come in three moods, and each has its coding. The choice depends on the set alone, so equal sets
-have equal bytes:
+A subscription's holes come in three patterns, each with its own coding. The choice depends on the set alone, so equal
+sets have equal bytes:
 
 * **few runs** (up to 16, nearly always): gaps and lengths as plain numbers;
-* **many runs** (some holes, say 1 or 10 %): gaps and lengths as Rice codes (Golomb 1966, Rice 1979) with a parameter
-  of their own. Where holes are spread at random both are geometrically distributed, for which this code is within a
-  few per cent of the entropy;
+* **many runs** (some holes, say 1 or 10 %): gaps and lengths as Rice codes (Golomb 1966, Rice 1979), each with its own
+  parameter. If holes are spread at random, both are geometrically distributed, and for that this code is within a few
+  per cent of the entropy;
 * **mostly runs of two or three** (about half of the entries): a plain bitset, which then *is* the entropy.
 """
 
@@ -36,14 +36,14 @@ _PLAIN: Final = 2
 
 _FEW_RUNS: Final = 16
 _DENSE: Final = 5
-"""From one run per this many numbers on, the plain bitset is taken unasked: it is at most 10 % larger, and fast."""
+"""With a run per this many numbers or fewer, take the plain bitset without comparing: at most 10 % larger, and fast."""
 _ESCAPE: Final = 24
 """A Rice quotient this large is not written in unary: the value follows in 32 bits. One huge gap costs 7 bytes."""
 _MAX_PARAMETER: Final = 31
 
 
 def put_bits(out: bytearray, bits: BitMap) -> None:
-    """Append a set that is not empty."""
+    """Append a set, which must not be empty."""
     first, last = bits.min(), bits.max()
     if last - first + 1 == len(bits):  # one run, most often one entry
         out += b"\x00\x01"
@@ -120,7 +120,7 @@ def _take_runs(reader: Reader) -> BitMap:
 
 
 class _Codes(dict[int, str]):
-    """Rice code words, made on first use: the values of one set repeat a lot."""
+    """Rice code words, built on first use: the values of one set repeat a lot."""
 
     def __init__(self, parameter: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class _Codes(dict[int, str]):
 
 
 class _Values(dict[str, int]):
-    """The way back: code words of one parameter to values."""
+    """The inverse: code words of one parameter to values."""
 
     def __init__(self, parameter: int) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ The library offers sets of numbers; this code works with runs. The end of one ru
 ``contains_range``; all runs at once by shifting the set by one and subtracting.
 
 The library's own serialization is *not* canonical: equal sets with different histories may serialize to different
-bytes (a run container and an array container of the same size both stay what they are). ``chunks`` is canonical: it
+bytes (of a run container and an array container of the same size, neither is converted). ``chunks`` is canonical: it
 splits a set into chunks of 65,536 numbers, each in a form that depends only on its content.
 """
 
@@ -20,12 +20,12 @@ from typing import Final
 from pyroaring import BitMap
 
 ENTRY_LIMIT: Final = 1 << 32
-"""Entry ids must be below this, the bitmap's word. A ledger rolls over long before."""
+"""Entry ids must be below this, the range of the bitmap's words. A ledger rolls over long before."""
 
 CHUNK_BITS: Final = 1 << 16
 CHUNK_BYTES: Final = CHUNK_BITS // 8
 ARRAY_MAX: Final = 4096
-"""Up to this many numbers in a chunk are kept as an array of u16 (8 KiB, the size of the plain bitset)."""
+"""Up to this many numbers of a chunk are kept as an array of u16 (8 KiB, the size of the plain bitset)."""
 
 _WITHOUT_RUNS: Final = 12346
 _WITH_RUNS: Final = 12347
@@ -69,7 +69,7 @@ def runs(bits: BitMap) -> tuple[array[int], array[int]]:
 
 
 def chunks(bits: BitMap) -> Iterator[tuple[int, int, bytes]]:
-    """``(number // 65536, how many, data)`` per chunk that is not empty. Canonical.
+    """``(number // 65536, count, data)`` per chunk that is not empty. Canonical.
 
     Data of up to 4096 numbers is an array of little-endian u16, of more a bitset of 8 KiB, lowest bit first: the
     containers of the public roaring format, without its run containers.
@@ -124,9 +124,9 @@ def as_bitset(members: int, data: bytes) -> bytes:
 
 
 def from_bitset(first_chunk: int, plain: bytes) -> BitMap:
-    """The set whose bitset, from number ``first_chunk * 65536`` on, is ``plain`` (lowest bit first).
+    """The set whose bitset from number ``first_chunk * 65536`` on is ``plain`` (lowest bit first).
 
-    Builds the public roaring format and lets the library read that: foreign bytes never reach its parser.
+    Builds the public roaring format for the library to read: foreign bytes never reach its parser.
     """
     keys: list[bytes] = []
     containers: list[bytes] = []

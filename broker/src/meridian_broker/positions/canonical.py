@@ -20,7 +20,7 @@ def merge_runs(detail: dict[int, Claims], order: list[int]) -> None:
         tail: int | None = None
         if owner is not None and reach is not None and reach[0] <= ledger:
             tail = -1
-            bits = claims.bits  # looked at only where something may change: it may be cold
+            bits = claims.bits  # only looked at if something may change: it may be cold
             if reach[0] == ledger:
                 tail = reach[1]
                 if tail >= 0 and tail in bits:

@@ -16,10 +16,10 @@ from meridian_broker.positions.position import Position
 from meridian_broker.positions.varints import Reader, put_number
 
 BATCH_LIMIT: Final = 1 << 20
-"""Messages one entry may hold. A batch of empty messages within the largest frame stays far below."""
+"""Messages that one entry may contain. A batch of empty messages in the largest frame stays far below."""
 
 COLD_FROM: Final = 64
-"""Entry ids from which on a bitmap is worth being kept encoded."""
+"""With this many entry ids a bitmap is worth encoding."""
 _DIGEST_BYTES: Final = 8
 
 _BITS: Final = 1
@@ -31,15 +31,15 @@ class Partial(NamedTuple):
     """A batch of which some messages are acked."""
 
     size: int
-    """Messages in the batch. Where two sources disagree the smaller counts (brokers never do: it is in the entry)."""
+    """Messages in the batch. If two sources disagree, the smaller counts (brokers never do: it is in the entry)."""
     acked: int
     """Bit i: message i is acked. Never all of them: then the entry is claimed instead (R18)."""
     after: Position | None
-    """The origin's previous own entry, if known: start of the claim once the batch is acked completely."""
+    """The origin's previous own entry, if known: where the claim begins once the whole batch is acked."""
 
 
 def join_partial(one: Partial, two: Partial) -> Partial:
-    """Both together. The result may be full: ``acked == (1 << size) - 1``."""
+    """The union. The result may be full: ``acked == (1 << size) - 1``."""
     size = min(one.size, two.size)
     known = [after for after in (one.after, two.after) if after is not None]
     after = min(known) if known else None
@@ -58,9 +58,10 @@ class Claims:
 
     def __init__(self, tail: int | None = None) -> None:
         self.bits: BitMap = BitMap()
-        """Claimed entry ids, those past ``tail`` left out."""
+        """Claimed entry ids, without those past ``tail``."""
         self.link: Position | None = None
-        """Everything after this position, in an earlier ledger, and before entry 0 of this one is claimed as well."""
+        """The link: everything after this position, in an earlier ledger, and before entry 0 of this one is claimed
+        too."""
         self.tail = tail
         """A later ledger's link reaches into this one: every entry id greater than this is claimed. Derived."""
         self.partial: dict[int, Partial] | None = None
@@ -68,17 +69,17 @@ class Claims:
         self._cold: bytes | None = None
         """Digest and encoding of the bitmap while it is cold."""
         self._count = -1
-        """Entry ids there were at the last ``cool``."""
+        """Number of entry ids at the last ``cool``."""
 
     def rests(self) -> bool:
-        """Called once in a while: whether it has as many entry ids as the last time, and enough to be worth it."""
+        """Called once in a while: whether it has as many entry ids as last time, and enough to be worth encoding."""
         if self._cold is not None:
             return True
         before, self._count = self._count, len(self.bits)
         return self._count == before and before >= COLD_FROM
 
     def cold_form(self) -> bytes:
-        """The encoding that cold claims are kept in."""
+        """The encoding in which cold claims are kept."""
         if self._cold is not None:
             return self._cold
         out = bytearray(_digest_of(self.bits))
@@ -86,7 +87,7 @@ class Claims:
         return bytes(out)
 
     def set_cold(self, cold: bytes, count: int) -> None:
-        """Keep this form of the bitmap alone. :param count: the entry ids in it."""
+        """Keep only this form of the bitmap. :param count: the number of entry ids in it."""
         self._cold, self._count = cold, count
         del self.bits
         object.__setattr__(self, "__class__", ColdClaims)
@@ -96,11 +97,12 @@ class Claims:
         return self._cold is not None
 
     def count(self) -> int:
-        """How many entry ids are claimed by name."""
+        """How many entry ids are claimed individually."""
         return self._count if self._cold is not None else len(self.bits)
 
     def has_bits_of(self, other: Claims) -> bool:
-        """Whether all of the other's entry ids are claimed here by name; looks at no bitmap when both are cold."""
+        """Whether all of the other's entry ids are claimed individually here; needs no bitmap if both are cold and
+        equal."""
         if self._cold is not None and self._cold == other._cold:
             return True
         return bool(other.bits <= self.bits)
@@ -131,7 +133,7 @@ class Claims:
         return self._cold is None and not self.bits and self.partial is None
 
     def absorb(self, other: Claims) -> None:
-        """Take over all the other says. The caller brings the set into its canonical form afterwards."""
+        """Add all that the other claims. The caller restores the set's canonical form afterwards."""
         self.bits |= other.bits
         if other.link is not None and (self.link is None or other.link < self.link):
             self.link = other.link
@@ -143,7 +145,7 @@ class Claims:
                 self.partial[entry] = partial if mine is None else join_partial(mine, partial)
 
     def full_batches(self) -> Iterator[tuple[int, Partial]]:
-        """Batches that became whole. They leave ``partial`` as they are shown."""
+        """Batches that became whole. Each one is removed from ``partial`` as it is yielded."""
         for entry, partial in list((self.partial or {}).items()):
             if partial.acked == (1 << partial.size) - 1:
                 yield entry, self.drop_partial(entry)
@@ -158,7 +160,8 @@ class Claims:
     def lacking_partial(
         self, claimed: Callable[[int, Position | None], bool], theirs: Claims | None
     ) -> dict[int, Partial]:
-        """Partly acked batches that another set does not know as well. ``claimed(entry, after)``: it has the whole."""
+        """Partly acked batches of which another set lacks something. ``claimed(entry, after)``: it has all of the
+        entry."""
         known = {} if theirs is None or theirs.partial is None else theirs.partial
         lacking = {}
         for entry, mine in (self.partial or {}).items():
@@ -233,7 +236,7 @@ class ColdClaims(Claims):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> BitMap:
-            """Asked for the bitmap: it gets warm."""
+            """The bitmap is accessed: the claims become warm."""
             if name != "bits" or self._cold is None:
                 raise AttributeError(name)
             self.bits = bits = take_bits(Reader(self._cold[_DIGEST_BYTES:]))
@@ -243,7 +246,7 @@ class ColdClaims(Claims):
 
 
 def _digest_of(bits: BitMap) -> bytes:
-    """Not of the encoding: this is many times faster for large sets, and as canonical."""
+    """Not a digest of the encoding: this is many times faster for large sets, and just as canonical."""
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for key, members, data in chunks(bits):
         digest.update(struct.pack("<II", key, members))
@@ -266,7 +269,7 @@ def take_position(reader: Reader) -> Position:
 
 
 def _take_before(reader: Reader, ledger: int) -> Position:
-    """The entry id of a position that comes before some claim, in a ledger that is known already."""
+    """The entry id of a position before some claim, in a ledger already known."""
     entry = reader.number() - 1
     if ledger < -1 or (ledger < 0 <= entry) or entry >= ENTRY_LIMIT:
         raise reader.broken(f"{ledger}:{entry} is not the position of an entry")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stamps: which region did something and when, in a total order that needs no agreement between regions.
+"""Stamps: which region did something, and when, in a total order that needs no agreement between regions.
 
 A ``Stamp`` is a reading of a hybrid logical clock (Kulkarni et al., 2014) with the region that took it. It follows
 the wall clock as long as that moves forward, and counts on from the last stamp when the clock stands still or was set
@@ -81,16 +81,17 @@ class Stamp(NamedTuple):
 
 
 ZERO: Final = Stamp(0, 0, "")
-"""Before every stamp a clock gives: the epoch of a subscription that was never rewound."""
+"""Before every stamp that a clock issues: the epoch of a subscription that was never rewound."""
 
 
 class HybridClock:
-    """Gives a region's stamps. ``now_ms`` is its wall clock; it is passed in, so tests and the simulator own time."""
+    """Issues a region's stamps. ``now_ms`` is its wall clock, passed in so that tests and the simulator control
+    time."""
 
     __slots__ = ("_counter", "_now_ms", "_time_ms", "region")
 
     def __init__(self, now_ms: Callable[[], int], region: str, last: Stamp | None = None) -> None:
-        """``last``: the newest stamp known from before a restart; the first one given comes after it."""
+        """``last``: the newest stamp known from before a restart; the first one issued comes after it."""
         self._now_ms = now_ms
         self.region = region
         self._time_ms, self._counter = (last.time_ms, last.counter) if last is not None else (0, 0)

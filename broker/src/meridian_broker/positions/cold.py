@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compact encoding of idle ack sets: one blob of bytes near the entropy bound.
 
-Three temperatures. *Warm*: a bitmap for each ledger, for acks at full speed. *Cool*: ledgers whose bitmap did not
-change are encoded, the others are not (``Claims``). *Cold*: no ledger changed, and all become one blob. Accessing a
-cold set splits the blob again and decodes the bitmaps of the ledgers that are needed.
+Three temperatures. *Warm*: a bitmap for each ledger, for acks at full speed. *Cool*: only ledgers whose bitmap did not
+change are encoded (``Claims``). *Cold*: no ledger changed, and all become one blob. Accessing a cold set splits the
+blob again and decodes the bitmaps of the ledgers needed.
 
 The bytes live in memory only and have no version.
 """
@@ -19,11 +19,11 @@ from meridian_broker.positions.varints import Reader, put_bytes, put_number
 Links = list[tuple[int, Position]]
 
 AT_ONCE: Final = 32
-"""Ledgers of a set that are encoded in one call. One takes 0.1 ms, or 1.5 ms where its holes are few and scattered."""
+"""Ledgers of a set encoded per call. Each takes 0.1 ms, or 1.5 ms if its holes are few and scattered."""
 
 
 def cool_claims(detail: dict[int, Claims]) -> bool:
-    """Called once in a while. :returns: whether all may become one piece, as nothing changed since the last call."""
+    """Called once in a while. :returns: whether all may become one blob: nothing changed since the last call."""
     resting = [claims for claims in detail.values() if claims.rests()]
     warm = [claims for claims in resting if not claims.is_cold]
     if len(warm) <= AT_ONCE and len(resting) == len(detail) and all(claims.partial is None for claims in resting):
@@ -51,12 +51,12 @@ def put_cold(detail: dict[int, Claims]) -> bytes:
 
 
 def count_cold(data: bytes) -> int:
-    """How many entry ids there are."""
+    """The number of entry ids."""
     return Reader(data).number()
 
 
 def take_cold(data: bytes) -> tuple[dict[int, Claims], Links | None]:
-    """The ledgers again, and their links."""
+    """The ledgers and their links, taken apart again."""
     reader = Reader(data)
     reader.number()
     detail: dict[int, Claims] = {}

@@ -28,7 +28,7 @@ class Cause(IntEnum):
     QUOTA = 2
     """Evicted because a backlog quota was exceeded."""
     TRUNCATED = 3
-    """Somebody truncated the topic."""
+    """An operator truncated the topic."""
     LOST = 4
     """The ledger that held them is lost."""
 
@@ -44,7 +44,7 @@ class Dropped:
         """Per region, all causes together. Derived: dispatch looks it up for every entry."""
 
     def add(self, cause: Cause, region: str, after: Position, upto: Position) -> bool:
-        """Note that the origin's entries in ``(after, upto]`` were dropped, except for those acked before.
+        """Record that the origin's entries in ``(after, upto]`` were dropped, except those already acked.
 
         :returns: whether anything was new.
         :raises ValueError: no such interval, see ``AckSet.claim``.
@@ -73,7 +73,7 @@ class Dropped:
         return ranges is not None and ranges.meets(after, upto)
 
     def cause(self, region: str, position: Position) -> Cause | None:
-        """Why an entry was dropped; of several causes the first of ``Cause``. None: it was not."""
+        """Why an entry was dropped; of several causes, the first in ``Cause``. None: it was not."""
         for cause in Cause:
             ranges = self._ranges.get((region, cause))
             if ranges is not None and ranges.contains(position):
@@ -81,7 +81,7 @@ class Dropped:
         return None
 
     def join(self, other: Dropped) -> bool:
-        """Take over the other's ranges, say those of another owner of the same subscription in this region."""
+        """Add the other's ranges, for example those of another owner of the same subscription in this region."""
         changed = False
         for key, theirs in other._ranges.items():
             mine = self._ranges.get(key)
@@ -171,8 +171,8 @@ class Dropped:
         version = reader.byte()
         if version != FORMAT_VERSION:
             raise ValueError(
-                f"the record of drops has format {version}: this broker reads format {FORMAT_VERSION} only; a newer "
-                "broker wrote it, run that version here too"
+                f"the record of drops was written by a newer version of Meridian (format {version}, this one reads up "
+                f"to {FORMAT_VERSION}); upgrade this broker"
             )
         result = cls()
         for _ in range(reader.count(5)):

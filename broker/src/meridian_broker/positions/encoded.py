@@ -2,7 +2,7 @@
 """Progress as bytes, and as digests of its parts.
 
 A region writes progress to its log and sends it to the others as bytes. To learn what another region lacks, it compares
-digests, one for each part: an origin's ledger in an epoch. Only parts that differ are extracted and sent.
+digests, one per part: an origin's ledger in an epoch. Only parts that differ are extracted and sent.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from meridian_broker.positions.layers import Layers, Touched, check_order, known
 from meridian_broker.positions.varints import Reader, put_bytes, put_number
 
 FORMAT_VERSION: Final = 5
-"""Each progress is written in the lowest format that can express it: format 1 without the subscription's beginning, as
-nearly all deltas; format 3 only with a rewind that applies by time alone. A version that knows only older formats
-ignores publish times and would never notice what such a rewind rules, so it refuses the format with a reason. Format 4
-adds reports of entries owed nowhere (R11), format 5, for deltas only, acks kept once for several seeks by time."""
+"""Each progress is written in the lowest format that can express it: format 1, like nearly all deltas, without the
+subscription's beginning; format 3 only with a rewind that applies by time alone. A version that knows only older
+formats ignores publish times and would never notice what such a rewind rules, so it must refuse the format. Format 4
+adds reports of entries owed nowhere (R11); format 5, for deltas only, acks kept once for several seeks by time."""
 REPORTS: Final = -2
 """The ledger under which ``digests`` shows the reports."""
 
@@ -35,14 +35,14 @@ DigestKey = tuple[Stamp, str, int]
 
 
 class EncodedAcks(LayeredAcks):
-    """Acks in layers, with reports, that can be written, compared and taken apart."""
+    """Acks in layers, with reports: can be written, compared and split into parts."""
 
     __slots__ = ("reports",)
 
     def __init__(self) -> None:
         super().__init__()
         self.reports = reports.NONE
-        """Per region, up to where it owes nothing. Replaced, never changed in place."""
+        """What each region reports as owed nowhere there. Replaced, never changed in place."""
 
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
@@ -84,8 +84,8 @@ class EncodedAcks(LayeredAcks):
         version = reader.byte()
         if not 1 <= version <= FORMAT_VERSION:
             raise ValueError(
-                f"progress has format {version}: this broker reads formats up to {FORMAT_VERSION}; a newer broker "
-                "wrote it, run that version here too"
+                f"the progress was written by a newer version of Meridian (format {version}, this one reads up to "
+                f"{FORMAT_VERSION}); upgrade this broker"
             )
         if version == 5:
             return cls._decode_timeless(reader)
@@ -134,7 +134,7 @@ class EncodedAcks(LayeredAcks):
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def digests(self) -> dict[DigestKey, int]:
-        """Stable 64-bit digests of all parts. Equal progress has equal digests; parts that differ need to be exchanged.
+        """Stable 64-bit digests of all parts. Equal progress has equal digests; parts that differ must be exchanged.
 
         Parts of different lives never have equal digests.
         """
@@ -156,7 +156,7 @@ class EncodedAcks(LayeredAcks):
         return result
 
     def digest(self, key: DigestKey) -> int:
-        """One of ``digests``, 0 when there is no such part: to update digests only where something changed."""
+        """One of ``digests``, 0 if there is no such part: for updating only digests of parts that changed."""
         epoch, region, ledger = key
         if not region:
             return self.digests().get(key, 0)
@@ -165,7 +165,7 @@ class EncodedAcks(LayeredAcks):
         return digest ^ self.beginning.bare().digest() if digest else 0
 
     def extract(self, keys: Collection[DigestKey]) -> Self:
-        """The part under these keys, as progress of its own. Keys of parts that do not exist do no harm."""
+        """The parts with these keys, as progress of its own. Keys without a part are ignored."""
         self._normalise()
         wanted: dict[Stamp, dict[str, set[int]]] = {}
         for epoch, region, ledger in keys:

@@ -23,7 +23,7 @@ class Layer:
         self.epoch = epoch
         self.rules = rules
         self.publish_time_ms = publish_time_ms
-        """It also rules every entry published at this time or later; None: it was no seek by time."""
+        """It also rules every entry published at this time or later; None: it was not a seek by time."""
         self.acks: dict[str, AckSet] = {}
 
     @property
@@ -37,14 +37,14 @@ class Layer:
         return rule is not None and rule[0] < position <= rule[1]
 
     def may_rule(self, region: str, after: Position, upto: Position, publish_time_ms: int) -> bool:
-        """Whether it may rule some entry of ``(after, upto]``. A publish time of 0 is not known, so it may."""
+        """Whether it may rule some entry of ``(after, upto]``. A publish time of 0 means unknown, so it may."""
         if self.publish_time_ms is not None and (not publish_time_ms or publish_time_ms >= self.publish_time_ms):
             return True
         rule = self.rules.get(region)
         return rule is not None and after < rule[1] and rule[0] < upto
 
     def rules_all(self, region: str, after: Position, upto: Position) -> bool:
-        """Whether it rules all of ``(after, upto]`` for certain."""
+        """Whether it certainly rules all of ``(after, upto]``."""
         if self.rules_all_by_time:
             return True
         rule = self.rules.get(region)
@@ -70,7 +70,7 @@ class Layer:
         )
 
     def join(self, other: Layer) -> bool:
-        """Take over the other's acks. One stamp is one rewind; if a fault made two of them, both ranges count."""
+        """Add the other's acks. One stamp is one rewind; if a fault made two, both ranges count."""
         changed = False
         if not other.head_within(self):
             changed = True

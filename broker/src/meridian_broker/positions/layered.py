@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acks in layers: which entries are acked in which epoch, how acks are added, and which layer decides about an entry.
+"""Acks in layers: which entries are acked in which epoch, how acks are added, and which layer decides an entry.
 
 The base layer, epoch ``ZERO``, rules everything. Each rewind is a layer above it that rules some of the entries
 (``layers.py``). ``encoded.py`` writes and compares them; ``Progress`` merges them.
 
 * An entry reads the newest layer that rules it.
 * An ack counts in the epoch under which its message was dispatched (R13): in the newest layer, not newer than that,
-  that rules the entry. Where only the publish time could tell which one that is, it is added to all candidates.
+  that rules the entry. If only the publish time could tell which one that is, it is added to all candidates.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.stretches import Stretch, acked_over, claimed, without
 
 NO_ACKS: Final = cast("dict[str, AckSet]", MappingProxyType({}))
-"""The base layer of all that have acked nothing, which may be many. It cannot be changed."""
+"""The immutable base layer, shared by the possibly many subscriptions that have acked nothing."""
 
 
 class LayeredAcks:
-    """Acks of all origins and all epochs: noting them and asking for them. Changed in place."""
+    """Acks of all origins and all epochs: adds and queries them. Mutable."""
 
     __slots__ = ("_base", "_layers", "beginning")
 
     def __init__(self) -> None:
         self.beginning: Beginning = UNKNOWN
-        """Where the subscription began, and which of its lives this is. Changed by ``Progress`` only."""
+        """Where the subscription began, and which of its lives this is. Only ``Progress`` changes it."""
         self._base: dict[str, AckSet] = NO_ACKS
-        """To be read; ``_changeable`` to be changed."""
+        """For reading; use ``_changeable`` for changes."""
         self._layers: Layers | None = None
-        """Rewinds, oldest first. None for nearly every subscription there is."""
+        """Rewinds, oldest first. None for nearly every subscription."""
 
     # -- acks ----------------------------------------------------------------------------------------------------------
 
@@ -49,12 +49,12 @@ class LayeredAcks:
         """Ack ``(after, upto]`` of an origin's stream: one entry and its ``prev``, or a run of them.
 
         :param epoch: the epoch under which the messages were dispatched (R13).
-        :param publish_time_ms: of the entry acked. Omit it for a run, whose entries have different times.
+        :param publish_time_ms: of the acked entry. Omit it for a run: its entries have different times.
         :returns: whether anything was new.
         :raises ValueError: not a valid interval, see ``AckSet.claim``; or an epoch that this progress does not know.
 
-        An interval that extends beyond a rewind's range is added to the older layer as well. That is correct even for
-        the part that the newer one rules: those entries *are* acked, in an epoch at least as new.
+        An interval that extends beyond a rewind's range is added to the older layer, too. That is correct even for the
+        part that the newer one rules: those entries *are* acked, in an epoch at least as new.
         """
         if self._layers is None:
             if epoch is not ZERO:
@@ -78,12 +78,12 @@ class LayeredAcks:
         return self._base
 
     def _ack_timeless(self, layers: Layers, region: str, after: Position, upto: Position) -> bool:
-        """Ack in the newest epoch without a publish time: it counts whichever rewind rules its entry."""
+        """An ack in the newest epoch that counts whichever rewind rules its entry, so no publish time is needed."""
         changed = False
         if len(layers.timed) < len(layers.known):
             for layer in layers.beside_times(region, after, upto):
                 changed |= acks_of(layer.acks, region).claim(after, upto)
-        # In a delta that touches no layer nothing is noted in any of them.
+        # A delta that touches no layer holds nothing in any of them.
         if (layers or layers.known is layers) and self._is_noted(layers, region, after, upto):
             return changed
         return acks_of(layers.timeless, region).claim(after, upto) or changed
@@ -97,7 +97,7 @@ class LayeredAcks:
             return False
         if not all(acks is not None and acks.meets(after, upto) for acks in self._noted(layers, region)):
             return False
-        self._normalise()  # part of it is noted once, part in each layer: together that may be all of it
+        self._normalise()  # part may be noted once, part in each layer: together perhaps all of it
         return self._is_noted(layers, region, after, upto)
 
     def _noted(self, layers: Layers, region: str) -> Iterator[AckSet | None]:
@@ -110,7 +110,7 @@ class LayeredAcks:
             yield self._base
 
     def _normalise(self) -> None:
-        """Add the timeless acks to each layer for which they count, so that layers can be read individually."""
+        """Add the timeless acks to each layer for which they count, so that layers can be read on their own."""
         layers = self._layers
         if layers is not None and layers.timeless:
             timeless, layers.timeless = layers.timeless, {}
@@ -135,7 +135,7 @@ class LayeredAcks:
     ) -> bool:
         """Ack some messages of a batch of ``size``: those whose bits are set (R18).
 
-        :param after: the entry's ``prev``, when known.
+        :param after: the entry's ``prev``, if known.
         :raises ValueError: bits the batch does not have, or an epoch that this progress does not know.
         """
         begin = Position(position[0], position[1] - 1) if after is None else after
@@ -145,7 +145,7 @@ class LayeredAcks:
         return changed
 
     def raise_floor(self, region: str, position: Position) -> bool:
-        """Everything of a region up to here is done with, in every epoch: forget the detail (R11)."""
+        """Everything of a region up to here is done, in every epoch: forget the detail (R11)."""
         self._normalise()
         changed = False
         for layer in () if self._layers is None else self._layers.all():
@@ -158,17 +158,17 @@ class LayeredAcks:
 
     @property
     def epoch(self) -> Stamp:
-        """The newest rewind's stamp; ``ZERO`` when there was none. Messages are dispatched under it."""
+        """The newest rewind's stamp; ``ZERO`` if there was none. Messages are dispatched under it."""
         return ZERO if self._layers is None else self._layers.epoch
 
     def moments(self) -> set[int]:
-        """From which publish times on seeks by time rule. None: entries need not be judged by their times."""
+        """The publish times from which seeks by time rule. Empty: publish times do not matter."""
         return {layer.publish_time_ms for layer in self._layers or () if layer.publish_time_ms is not None}
 
     def is_acked(self, region: str, position: Position, publish_time_ms: int = 0) -> bool:
         """Whether an entry is acked. Pass its publish time: seeks by time apply by it.
 
-        Without the time (0) the answer is True only if the entry is acked whatever its time is.
+        Without it (0) the answer is True only if the entry is acked whatever its time is.
         """
         if self._layers is not None:
             timeless = self._layers.timeless.get(region)
@@ -198,13 +198,14 @@ class LayeredAcks:
 
     def acked_whenever(self, region: str, upto: Position, apart: Iterable[Stretch] = ()) -> AckSet:
         """The acks up to a position that count whenever their entries were published, except in the stretches
-        ``apart``. Entries before the subscription's beginning are not among them: an earlier one may become known."""
+        ``apart``. Entries before the subscription's beginning are not included: an earlier beginning may become
+        known."""
         self._normalise()
         newest_first = [] if self._layers is None else self._layers[::-1]
         return claimed(without(acked_over(region, upto, self._base.get(region), newest_first), apart))
 
     def depends_on_time(self, region: str, position: Position) -> bool:
-        """Whether only its publish time can tell if an entry, or some of it, is acked."""
+        """Whether only its publish time can tell if an entry, or part of it, is acked."""
         timeless = self._timeless(region)
         if timeless is not None and timeless.contains(position):
             return False
@@ -213,8 +214,7 @@ class LayeredAcks:
 
     def remaining(self, region: str, position: Position, size: int, publish_time_ms: int = 0) -> int | None:
         """The messages of a batch that are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is.
-
-        Without the publish time, as ``is_acked``.
+        Without the publish time: like ``is_acked``.
         """
         if self._layers is None:
             return self._left(self._base, region, position, size)
@@ -230,7 +230,7 @@ class LayeredAcks:
         return together
 
     def goes_beyond(self, places: Mapping[str, Position]) -> bool:
-        """Whether any entry of these regions is acked behind these places, in any epoch."""
+        """Whether any entry of these regions is acked after these places, in any epoch."""
         self._normalise()
         return any(
             acks[region].goes_beyond(place)
@@ -259,7 +259,7 @@ class LayeredAcks:
         return frozenset(names.union(self.beginning.places, *(layer.rules for layer in self._layers or ())))
 
     def floors(self) -> dict[str, Position]:
-        """Per origin: every entry up to here is acked. Seeks by time can only make it lower than it might be."""
+        """Per origin: every entry up to here is acked. With seeks by time it may be too low, never too high."""
         self._normalise()
         base, places = self._base, self.beginning.places
         if self._layers is None:
@@ -273,7 +273,7 @@ class LayeredAcks:
         }
 
     def acks(self, epoch: Stamp, region: str) -> AckSet | None:
-        """The acks of one layer, for reading; None when there are none."""
+        """The acks of one layer, for reading; None if there are none."""
         self._normalise()
         if epoch == ZERO:
             return self._base.get(region)
@@ -281,7 +281,7 @@ class LayeredAcks:
         return None if layer is None else layer.acks.get(region)
 
     def rewinds(self) -> list[tuple[Stamp, Rules, int | None]]:
-        """All rewinds that are still in force, oldest first: epoch, what it rules, from which publish time on."""
+        """All rewinds still in force, oldest first: epoch, ranges that it rules, publish time from which it rules."""
         return [(layer.epoch, dict(layer.rules), layer.publish_time_ms) for layer in self._layers or ()]
 
     def count_detail(self) -> int:
@@ -292,7 +292,7 @@ class LayeredAcks:
     # -- layers --------------------------------------------------------------------------------------------------------
 
     def _deciding(self, region: str, position: Position, publish_time_ms: int) -> Iterator[dict[str, AckSet]]:
-        """The acks of the newest layer that rules an entry; while its time is not known, of all that may be the one."""
+        """The acks of the newest layer that rules an entry; without its publish time, of all candidates."""
         for layer in () if self._layers is None else self._layers.at(region, position):
             if layer.rules_entry(region, position, publish_time_ms):
                 yield layer.acks
@@ -310,7 +310,7 @@ class LayeredAcks:
     def _ruling(
         self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
     ) -> Iterator[dict[str, AckSet]]:
-        """The acks of all layers to which an ack of an interval is added, see ``Layers.ruling``.
+        """The acks of all layers to which acking an interval adds, see ``Layers.ruling``.
 
         :raises ValueError: an epoch that this progress does not know.
         """

@@ -21,17 +21,17 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.varints import Reader, put_number
 
 LAYERS_MAX = 64
-"""With this many rewinds a subscription accepts no further seek back. Regions that are cut off from each other may each
-make as many; their union is written and read whatever its size."""
+"""With this many rewinds a subscription accepts no further seek back. Regions cut off from each other may each make as
+many; their union is written and read whatever its size."""
 
 epoch_of = attrgetter("epoch")
 
 
 class Layers(list[Layer]):
-    """Rewinds, oldest first, and which of them decide about a place.
+    """Rewinds, oldest first, and which of them decide a place.
 
-    A ``Progress`` replaces its list and never changes it when a rewind is added or extended: references to an old list
-    stay usable, and what it cached about its ranges stays valid.
+    When a rewind is added or extended, ``Progress`` replaces its list and never changes it: references to an old list
+    stay usable, and what that cached about its ranges stays valid.
     """
 
     __slots__ = ("_by_epoch", "_heads", "_places", "epoch", "notes_once", "rules_all", "timed", "timeless")
@@ -40,28 +40,29 @@ class Layers(list[Layer]):
         super().__init__(layers)
         assert len(self) < 2 or all(early.epoch < late.epoch for early, late in pairwise(self)), "in order of epochs"
         self.epoch: Stamp = self[-1].epoch if self else ZERO
-        """The newest one's."""
+        """The newest rewind's epoch."""
         self.rules_all: bool = bool(self) and self[0].rules_all_by_time
-        """Is the base layer never read? Such a rewind is the oldest that is remembered."""
+        """Whether the base layer is never read. A rewind with that effect is the oldest remembered."""
         self.timed: tuple[Layer, ...] = tuple(layer for layer in reversed(self) if layer.publish_time_ms is not None)
         """The seeks by time, newest first."""
         self.notes_once: bool = len(self.timed) > 1
         """Whether acks of the newest epoch are kept once for all seeks by time, because there are several."""
         self.timeless: dict[str, AckSet] = {}
-        """Acks that count whenever their entry was published: noted once for all seeks by time and the base layer."""
+        """Acks that count whenever their entry was published: kept once for all seeks by time and the base layer."""
         self._heads: bytes | None = None
         self._by_epoch = {layer.epoch: layer for layer in self}
         self._places: dict[str, tuple[list[Position], dict[int, list[Layer]]]] = {}
-        """Per origin region the borders of all ranges, and of stretches between two borders the layers in question."""
+        """Per origin region the borders of all ranges, and for each stretch between two borders the layers in
+        question."""
 
     @property
     def known(self) -> Layers:
-        """All rewinds that there are to know."""
+        """All rewinds known, with or without acks."""
         return self
 
     @property
     def heads(self) -> bytes:
-        """The encoded heads of all known rewinds: equal if the same rewinds are known."""
+        """The encoded heads of all known rewinds: equal exactly if the same rewinds are known."""
         if self._heads is None:
             out = bytearray()
             put_number(out, len(self))
@@ -71,11 +72,11 @@ class Layers(list[Layer]):
         return self._heads
 
     def timed_acks(self) -> Iterator[Mapping[str, AckSet]]:
-        """The acks of each seek by time, newest first; without those kept once for all."""
+        """The acks of each seek by time, newest first, without those kept once for all."""
         return (layer.acks for layer in self.timed)
 
     def beside_times(self, region: str, after: Position, upto: Position) -> list[Layer]:
-        """The layers of ``over`` that are not seeks by time, to add acks to."""
+        """The layers of ``over`` that are not seeks by time, for adding acks."""
         return [
             layer
             for layer in self.over(region, after, upto)
@@ -83,7 +84,7 @@ class Layers(list[Layer]):
         ]
 
     def copied(self) -> Layers:
-        """The same, to be changed apart."""
+        """An independent copy."""
         other = Layers(layer.copy() for layer in self)
         other.timeless = copy_acks(self.timeless)
         return other
@@ -93,11 +94,11 @@ class Layers(list[Layer]):
         return self._by_epoch.get(epoch)
 
     def replaced(self, layers: Iterable[Layer]) -> Layers | None:
-        """These instead."""
+        """A list of these layers instead; None if there are none."""
         return Layers(layers) or None
 
     def all(self) -> Iterable[Layer]:
-        """All of them, to note something in."""
+        """All of them, for adding acks."""
         return self
 
     def at(self, region: str, position: Position) -> list[Layer]:
@@ -111,11 +112,11 @@ class Layers(list[Layer]):
         return layers
 
     def over(self, region: str, after: Position, upto: Position) -> Iterable[Layer]:
-        """As ``at``, of all entries in an interval: the same layers, where no range begins or ends inside."""
+        """As ``at``, for all entries in an interval in which no range begins or ends: the same layers."""
         return reversed(self) if self.stretch(region, after, upto) is None else self.at(region, upto)
 
     def stretch(self, region: str, after: Position, upto: Position) -> int | None:
-        """The number of the stretch between two borders that an interval lies in; None: there is a border inside."""
+        """The number of the stretch, between two borders, that contains an interval; None: a border lies inside."""
         borders = self._places_of(region)[0]
         number = bisect_left(borders, upto)
         return number if number == bisect_right(borders, after) else None
@@ -123,8 +124,8 @@ class Layers(list[Layer]):
     def ruling(
         self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
     ) -> Iterable[Layer | None]:
-        """The layers, newest first and not newer than ``epoch``, that may be the newest to rule some of an interval; at
-        the end None, if the base layer may be read there, too."""
+        """The layers, newest first and not newer than ``epoch``, that may be the newest to rule part of an interval;
+        None at the end if the base layer may be read there, too."""
         layers = self.over(region, after, upto) if epoch == self.epoch else reversed(self)
         for layer in layers:
             if layer.epoch <= epoch:
@@ -152,7 +153,7 @@ class Layers(list[Layer]):
                 return
 
     def not_overruled(self) -> Layers | None:
-        """Without rewinds whose entries are all ruled by newer ones."""
+        """The list without rewinds whose entries are all ruled by newer ones."""
         newer = _Ruled()
         kept: list[Layer] = []
         for layer in reversed(self):
@@ -162,7 +163,7 @@ class Layers(list[Layer]):
         return self.replaced(reversed(kept))
 
     def overrules(self, layer: Layer) -> bool:
-        """Whether every entry that some other rewind rules is ruled by those here that are newer."""
+        """Whether newer rewinds here rule every entry that ``layer`` rules."""
         newer = [mine for mine in self if mine.epoch > layer.epoch]
         ruled = _Ruled()
         for one in newer:
@@ -181,7 +182,7 @@ class Touched(Layers):
         self.epoch, self.rules_all = known.epoch, known.rules_all
         self.timed, self.notes_once = known.timed, known.notes_once
         self._noting: dict[tuple[str, int], list[Layer | None]] = {}
-        """Per range between two borders, the layers to which acknowledgements of the newest epoch are added."""
+        """Per stretch between two borders, the layers to which acks of the newest epoch are added."""
 
     @property
     def known(self) -> Layers:
@@ -241,13 +242,12 @@ class Touched(Layers):
 
 
 class _Ruled:
-    """What a set of rewinds rules for certain. A seek by time covers another one by time, but no ranges of
-    positions."""
+    """What a set of rewinds certainly rules. A seek by time covers another seek by time, but no ranges of positions."""
 
     def __init__(self) -> None:
         self._time: int | None = None
         self._ranges: dict[str, tuple[list[Position], list[Position]]] = {}
-        """Per origin region where each range begins, and where it ends: in order, and none touches another."""
+        """Per origin region where each range begins and where it ends: in order, none touching another."""
 
     def add(self, layer: Layer) -> None:
         time = layer.publish_time_ms
@@ -261,7 +261,7 @@ class _Ruled:
             lows[first:end], highs[first:end] = [low], [high]
 
     def covers(self, layer: Layer) -> bool:
-        """Whether all that a rewind rules is among it."""
+        """Whether this includes all that a rewind rules."""
         if self._time is not None and self._time <= 0:
             return True
         time = layer.publish_time_ms
@@ -300,7 +300,7 @@ def covered_over(
 ) -> bool:
     """Whether all of ``(after, upto]`` is acked, whichever entries it contains and whenever they were published.
 
-    Which entries of the origin lie there is not known, so a single run of acks has to cover all of it (R3).
+    Which of the origin's entries lie there is unknown, so a single run of acks must cover all of it (R3).
     """
     for layer in newest_first:
         low, high = after, upto
@@ -320,7 +320,7 @@ def floor_over(region: str, base: AckSet | None, start: Position, newest_first: 
     """The highest position up to which every entry of a region is acked, each read from the layer that rules it.
 
     ``start``: in the base layer everything up to here counts as acked as well.
-    Walks up the borders of all ranges: between two of them one layer rules, beside seeks by time, which may.
+    Walks up the borders of all ranges: between two of them one layer rules, and seeks by time may.
     """
     borders = sorted({border for layer in newest_first for border in layer.rules.get(region, ())})
     none = AckSet()

@@ -3,8 +3,7 @@
 
 A cursor says "these entries of this region's ledgers are acked" and means nothing elsewhere. ``Progress`` says the same
 about *origins*: per origin region the ``AckSet`` of its stream. Two regions' progress merges by union: in any order,
-any number of times, over any path. It is a join-semilattice, so regions that received the same acks agree, by whatever
-path.
+any number of times, over any path. It is a join-semilattice, so regions that received the same acks agree.
 
 Union alone could never go back. So a rewind (seek backwards, reset) adds a **layer**: its stamp is a new *epoch*, it
 rules some of the entries, and those are read from it alone (R12). The base layer, epoch ``ZERO``, rules everything.
@@ -16,7 +15,7 @@ rules some of the entries, and those are read from it alone (R12). The base laye
 * The place where the subscription *began* (``beginning.py``) is kept beside the acks: entries before it count as acked
   in the base layer, until an earlier creation becomes known (R15). A later life of the subscription replaces all of it
   (R16).
-* *Reports* (``reports.py``) tell up to where a region owes nothing, acked or not: they let floors rise (R11).
+* *Reports* (``reports.py``) say up to where a region owes nothing, acked or not: they let floors rise (R11).
 * A layer whose entries are all ruled by newer ones is never read again and is discarded. As the newer ones are part
   of the same progress and only grow, discarding it early or late makes no difference to any join.
 
@@ -49,7 +48,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 
 
 class Progress(EncodedAcks):
-    """The acked entries of a subscription, all origins, all epochs. Changed in place."""
+    """The acked entries of a subscription: all origins, all epochs. Mutable."""
 
     __slots__ = ()
 
@@ -80,8 +79,8 @@ class Progress(EncodedAcks):
 
         :param epoch: a new stamp, for example ``HybridClock.next(after=progress.epoch)``.
         :param rules: ``(low, high]`` per origin region.
-        :param publish_time_ms: a seek by time: it also rules every entry published at that time or later, including
-            entries that are not stored or not known here yet.
+        :param publish_time_ms: for a seek by time: it also rules every entry published at that time or later, including
+            entries that are not stored or known here yet.
         :returns: whether anything was new.
         :raises ValueError: the epoch is that of the base layer, a range is empty, or the time has more than 63 bits.
         """
@@ -102,15 +101,15 @@ class Progress(EncodedAcks):
     def merge_rewinds(self, done: Mapping[str, Position]) -> Progress | None:
         """The delta to join to this progress so that newer rewinds overrule some older ones, which are then discarded.
 
-        :param done: per origin, up to where nothing is owed in any region, as of these very rewinds, all of which every
-            region knows. So no rewind older than the newest one can still arrive.
-        :returns: None if no rewind would be discarded.
+        :param done: per origin, up to where no region owes anything under exactly these rewinds. Every region knows all
+            of them, so no rewind older than the newest can still arrive.
+        :returns: None if that discards no rewind.
 
         The newest rewind is extended to rule everything that is done, with the acks for it. The newest seek by time is
-        extended to rule as much as older ones did, once it holds all acks that were made under those. What any entry
-        reads stays the same, except that a done entry reads as acked if it was under any of them. This is a change like
-        any other: a rewind's ranges and its acks only grow, so regions that receive it early, late or never,
-        or make it themselves, agree.
+        extended to rule as much as older ones did, once it has all acks made under those. What any entry reads stays
+        the same, except that a done entry reads as acked if it was acked under any of them. This is a change like any
+        other: a rewind's ranges and acks only grow, so regions that receive it early, late or never, or make it
+        themselves, agree.
         """
         if self._layers is None or len(self._layers) < 2:
             return None
@@ -137,7 +136,7 @@ class Progress(EncodedAcks):
         """Extend the newest seek by time to older ones, as long as the same entries are acked under both.
 
         :param acked: the acks of what is done.
-        :returns: the index of that seek; without one, of the newest rewind.
+        :returns: the index of that seek, or else of the newest rewind.
         """
         layers = self._layers or Layers()
         at = max((number for number, layer in enumerate(layers) if layer.publish_time_ms is not None), default=0)
@@ -160,12 +159,12 @@ class Progress(EncodedAcks):
 
     @property
     def layers(self) -> Layers | None:
-        """The rewinds, to look at: another list once one came, or came to rule more."""
+        """The rewinds, for reading. It becomes a new list when one is added or extended."""
         return self._layers
 
     @property
     def is_plain(self) -> bool:
-        """Whether an ack says the same as of any other subscription: there was no rewind and no deletion."""
+        """Whether an ack means the same as in any other subscription: there was no rewind and no deletion."""
         life = self.beginning.life
         return self._layers is None and (life is ZERO or life == ZERO)
 
@@ -174,7 +173,7 @@ class Progress(EncodedAcks):
         return len(self._layers or ())
 
     def state(self) -> int:
-        """A digest of what can make entries owed again: the beginning and the rewinds. Reports are valid for one
+        """A digest of what can make entries owed again: the beginning and the rewinds. A report is valid for one state
         (R11)."""
         out = bytearray()
         self.beginning.put(out)
@@ -212,12 +211,12 @@ class Progress(EncodedAcks):
         told = other.reports and reports.joined(self.reports, other.reports)
         if told and told is not self.reports:
             self.reports, changed = told, True
-        if self._layers is None and other._layers is None:  # true of nearly all subscriptions
+        if self._layers is None and other._layers is None:  # as for nearly all subscriptions
             return (bool(other._base) and join_acks(self._changeable(), other._base)) or changed
         if other._layers is not None and other._layers.timeless:
             changed |= self._join_timeless(other, other._layers)
         if other._base or (other._layers and any(layer.publish_time_ms is not None for layer in other._layers)):
-            self._normalise()  # only then is it visible what is new
+            self._normalise()  # only then can one see what is new
         if other._layers:
             changed |= self._join_layers(other._layers)
         if other._base and self._base_counts():
@@ -225,8 +224,8 @@ class Progress(EncodedAcks):
         return changed
 
     def _join_timeless(self, other: Progress, theirs: Layers) -> bool:
-        """Merge the acks that the other keeps once for all seeks by time: directly where the same rewinds are known
-        here; otherwise they are added to each of the other's layers, which are joined next.
+        """Merge the acks that the other keeps once for all seeks by time: directly if the same rewinds are known here;
+        otherwise by adding them to each of the other's layers, which are joined next.
 
         :returns: whether anything was new.
         """
@@ -240,7 +239,7 @@ class Progress(EncodedAcks):
             if all(acks_within(rest, acks) for acks in self._acks_by_time(layers)):
                 return False
             if all(rest.keys() <= acks.keys() for acks in self._acks_by_time(layers)):
-                self._normalise()  # a run may be noted partly once, partly in each layer; the rest is then too large
+                self._normalise()  # a run may be noted partly once, partly per layer; the rest is then too large
                 if all(acks_within(theirs.timeless, acks) for acks in self._acks_by_time(layers)):
                     return False
         return join_acks(layers.timeless, theirs.timeless)
@@ -256,7 +255,7 @@ class Progress(EncodedAcks):
             elif not their.head_within(known):
                 is_wider = True
         if is_wider or any(layers.known.find(one.epoch) is None for one in new):
-            self._normalise()  # timeless acks count in the rewinds that were known when they were added
+            self._normalise()  # timeless acks count in the rewinds known when they were added
         for their in theirs:
             known = layers.find(their.epoch)
             if known is not None:
@@ -329,10 +328,10 @@ class Progress(EncodedAcks):
         return result
 
     def empty_delta(self) -> Progress:
-        """Nothing acked: to collect acks in that are then joined here and elsewhere.
+        """Progress with nothing acked, for collecting acks that are then joined here and elsewhere.
 
-        It knows the rewinds, for an ack has to find its layer, and says something only of those that it touches. A new
-        ``Progress()`` will not do once there was a rewind.
+        It knows the rewinds, so that each ack finds its layer, but contains only those that get acks. A new
+        ``Progress()`` does not work once there was a rewind.
         """
         result = Progress()
         result.beginning = self.beginning.bare()
@@ -341,7 +340,7 @@ class Progress(EncodedAcks):
         return result
 
     def heads(self) -> Progress:
-        """All the rewinds, and nothing acked."""
+        """All rewinds, with nothing acked."""
         result = Progress()
         result.beginning = self.beginning.bare()
         if self._layers is not None:
@@ -380,7 +379,7 @@ def _has_floor(acks: AckSet) -> bool:
 
 
 def _is_surely_new(theirs: Mapping[str, AckSet], *known: Mapping[str, AckSet]) -> bool:
-    """Whether the last entry of some region is acked in none of these, as with nearly every acknowledgement."""
+    """Whether for some region none of these acks its last entry, as with nearly every acknowledgement."""
     for region, acks in theirs.items():
         last = acks.last()
         if last is not None:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports: up to where a region owes nothing, so that floors can pass entries that were dropped everywhere (rule R11).
 
-A drop belongs to its region and is not an ack (R14). So regions do not exchange drops, they exchange how far they owe
-nothing: a *report* names per origin the position up to which every entry is, in that region, acked, dropped, or neither
-stored nor expected. The minimum of all regions' reports is a floor: each entry up to it was acked somewhere, or is owed
-nowhere.
+A drop belongs to its region and is not an ack (R14). So regions do not exchange drops but how far they owe nothing: a
+*report* names per origin the position up to which every entry is, in that region, acked, dropped, or neither stored nor
+expected. The minimum of all regions' reports is a floor: each entry up to it was acked somewhere or is owed nowhere.
 
 A rewind, or an earlier beginning, makes entries owed again (R12, R15), so a report is valid for one *state* of the
 subscription: a digest of both. A region's later report replaces its earlier one, even if it covers less. Reports
@@ -27,9 +26,9 @@ class Report(NamedTuple):
     """See the module's text."""
 
     stamp: Stamp
-    """When the region made it, by its own clock."""
+    """When the region made the report, by its own clock."""
     state: int
-    """``Progress.state`` as the region knew it."""
+    """``Progress.state`` in the region at that time."""
     upto: Mapping[str, Position]
     """Per origin region: up to here nothing is owed."""
 
@@ -37,7 +36,7 @@ class Report(NamedTuple):
         """The one that counts."""
         if self.stamp != other.stamp:
             return max(self, other, key=lambda one: one.stamp)
-        # One stamp is one report; if a fault made two of them, the one that promises less counts.
+        # One stamp is one report; if a fault made two, the one that promises less counts.
         if self.state != other.state:
             return max(self, other, key=lambda one: one.state)
         both = self.upto.keys() & other.upto.keys()
@@ -45,12 +44,12 @@ class Report(NamedTuple):
 
 
 Reports = Mapping[str, Report]
-"""By the region that says so. Never changed in place."""
+"""Reports by region. Never changed in place."""
 NONE: Final[Reports] = {}
 
 
 def joined(mine: Reports, theirs: Reports) -> Reports:
-    """Both; the very first when nothing is new."""
+    """The union; ``mine`` itself if nothing is new."""
     if not theirs or mine is theirs:
         return mine
     both = dict(mine)
@@ -61,7 +60,7 @@ def joined(mine: Reports, theirs: Reports) -> Reports:
 
 
 def lacking(mine: Reports, theirs: Reports) -> Reports:
-    """Mine without those that the other has, or has later ones of."""
+    """Mine, without those that the other has in the same or a later version."""
     return {region: report for region, report in mine.items() if joined(theirs, {region: report}) is not theirs}
 
 
@@ -75,7 +74,7 @@ def vouched(reports: Reports, regions: Iterable[str], state: int, acked: Mapping
 
 
 def agreed(reports: Reports, regions: Iterable[str], state: int) -> dict[str, Position] | None:
-    """Per origin up to where none of these regions owes anything; None: not all of them report of this state."""
+    """Per origin up to where none of these regions owes anything; None: not all of them report on this state."""
     found: dict[str, Position] | None = None
     for region in regions:
         report = reports.get(region)
@@ -90,7 +89,7 @@ def agreed(reports: Reports, regions: Iterable[str], state: int) -> dict[str, Po
 
 
 def digest(reports: Reports) -> int:
-    """64 bits, the same in every region; 0 when there are no reports."""
+    """64 bits, the same in every region; 0 if there are no reports."""
     if not reports:
         return 0
     out = bytearray()

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The positions that an ``AckSet`` claims, in canonical form. ``ackset.py`` defines their meaning, this module stores
-them.
+"""The positions that an ``AckSet`` claims, in canonical form. ``ackset.py`` defines what they mean.
 
 **Form.** ``floor``: everything up to it is claimed. Above it, per ledger that has detail (``Claims``):
 
@@ -31,7 +30,7 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 
 
 class RunSet:
-    """Claimed positions: claiming them and asking for them. Changed in place."""
+    """Claimed positions: adds and queries them. Mutable."""
 
     __slots__ = ("_detail", "_entry", "_ledger", "_links")
 
@@ -43,7 +42,7 @@ class RunSet:
 
     @property
     def _cold(self) -> bytes | None:
-        """Detail and links as one blob, for a set that was idle for a while (``ColdAckSet``)."""
+        """Detail and links as one blob, for a set that has been idle for a while (``ColdAckSet``)."""
         return None
 
     # -- claims --------------------------------------------------------------------------------------------------------
@@ -54,7 +53,7 @@ class RunSet:
         :returns: whether anything was new.
         :raises ValueError: no such interval, or an entry id from 2^32 on.
         """
-        after_ledger, after_entry, ledger, entry = after[0], after[1], upto[0], upto[1]  # quicker than two at once
+        after_ledger, after_entry, ledger, entry = after[0], after[1], upto[0], upto[1]  # quicker than two tuples
         floor_ledger = self._ledger
         if after_ledger < floor_ledger or (after_ledger == floor_ledger and after_entry <= self._entry):
             if ledger < floor_ledger or (ledger == floor_ledger and entry <= self._entry):
@@ -83,7 +82,7 @@ class RunSet:
         return self._claim_detail(after, upto)
 
     def claim_point(self, position: Position) -> bool:
-        """Claim one entry whose ``prev`` is not known. It joins its neighbours once it is claimed with its ``prev``."""
+        """Claim one entry whose ``prev`` is unknown. It joins its neighbours once it is claimed with its ``prev``."""
         return self.claim(Position(position[0], position[1] - 1), position)
 
     def claim_batch(self, position: Position, size: int, acked: int, after: Position | None) -> bool:
@@ -92,7 +91,7 @@ class RunSet:
         :raises ValueError: bits that the batch does not have, or an impossible batch.
         """
         if not 0 < size <= BATCH_LIMIT or acked < 0 or acked >> size:
-            bits = acked.bit_length()  # the bits themselves may be megabytes, and this text is logged
+            bits = acked.bit_length()  # the bits themselves may be megabytes, and this is logged
             raise ValueError(f"{bits} bits of acked messages do not fit a batch of {size} at {_show(position)}")
         if not acked:
             return False
@@ -132,7 +131,7 @@ class RunSet:
 
     @property
     def floor(self) -> Position:
-        """Everything up to here is claimed; ``EARLIEST``: nothing is known to be."""
+        """Everything up to here is claimed; ``EARLIEST``: nothing is."""
         return Position(self._ledger, self._entry)
 
     @property
@@ -140,8 +139,8 @@ class RunSet:
         return self._ledger < 0 and self._cold is None and self._detail is None
 
     def contains(self, position: Position) -> bool:
-        """Whether the entry there is acked."""
-        ledger, entry = position[0], position[1]  # quicker than both at once
+        """Whether the entry at a position is acked."""
+        ledger, entry = position[0], position[1]  # quicker than comparing tuples
         if ledger < self._ledger or (ledger == self._ledger and entry <= self._entry):
             return True
         if self._detail is None:
@@ -173,7 +172,7 @@ class RunSet:
         return ((1 << size) - 1) & ~partial.acked
 
     def goes_beyond(self, position: Position) -> bool:
-        """Whether anything behind a position is claimed, or some of a batch there."""
+        """Whether anything after a position is claimed, or part of a batch there."""
         if (self._ledger, self._entry) > position:
             return True
         if not self._detail:
@@ -204,7 +203,7 @@ class RunSet:
         return False
 
     def touches(self, after: Position, upto: Position) -> bool:
-        """Whether anything of ``(after, upto]`` is claimed, or some of a batch there."""
+        """Whether anything of ``(after, upto]`` is claimed, or part of a batch there."""
         return self.meets(after, upto) or any(
             after < (ledger, entry) <= upto
             for ledger, claims in (self._detail or {}).items()
@@ -229,7 +228,7 @@ class RunSet:
         return after
 
     def runs(self) -> Iterator[tuple[Position, Position]]:
-        """All maximal runs ``(after, upto]``, ascending. Partly acked batches are not among them."""
+        """All maximal runs ``(after, upto]``, ascending, without partly acked batches."""
         if self._ledger >= 0:
             yield EARLIEST, Position(self._ledger, self._entry)
         for ledger, claims in self._ledgers():
@@ -256,7 +255,7 @@ class RunSet:
         return sorted(self._detail.items()) if self._detail is not None else []
 
     def _claims_of(self, ledger: int) -> Claims:
-        """A ledger's claims, made when missing: for the caller to fill, or else to normalise."""
+        """A ledger's claims, created if missing; the caller must fill them or normalise."""
         if self._detail is None:
             self._detail = {}
         claims = self._detail.get(ledger)
@@ -267,7 +266,7 @@ class RunSet:
         return claims
 
     def _link_over(self, ledger: int) -> Position | None:
-        """The only link that may pass over a ledger or reach into it from above."""
+        """The only link that may span a ledger or reach into it from above."""
         links = self._links
         if links is None:
             return None
@@ -275,7 +274,7 @@ class RunSet:
         return links[index][1] if index < len(links) else None
 
     def _start(self, ledger: int, entry: int) -> Position | None:
-        """The position after which the run with this position begins; None when the position is not claimed."""
+        """The position after which the run that contains this one begins; None if it is not claimed."""
         if (ledger, entry) <= (self._ledger, self._entry):
             return EARLIEST
         claims = None if self._detail is None else self._detail.get(ledger)
@@ -290,7 +289,7 @@ class RunSet:
         return link if link is not None and link < (ledger, entry) else None
 
     def _claim_detail(self, after: Position, upto: Position) -> bool:
-        """``claim`` for everything above the floor that is not simply the next bit."""
+        """``claim`` for anything above the floor that is not simply the next bit."""
         if not EARLIEST <= after <= upto or not 0 <= upto[1] < ENTRY_LIMIT or not -1 <= after[1] < ENTRY_LIMIT:
             raise _refused(after, upto)
         if after == upto:
@@ -307,7 +306,7 @@ class RunSet:
         return True
 
     def _claim_raw(self, after: Position, upto: Position) -> None:
-        """Note an interval without regard to the form."""
+        """Add an interval without restoring the form."""
         if after <= (self._ledger, self._entry):
             if upto > (self._ledger, self._entry):
                 self._ledger, self._entry = upto
@@ -362,9 +361,9 @@ class RunSet:
             self._detail = self._links = None
 
     def _normalise_batches(self, order: list[int]) -> bool:
-        """Turn whole batches into claims, and forget those that are claimed.
+        """Turn whole batches into claims, and forget batches that are claimed.
 
-        :returns: whether that claimed anything, so that the form has to be restored once more.
+        :returns: whether that claimed anything, so that the form must be restored again.
         """
         detail = self._detail
         assert detail is not None
@@ -386,7 +385,7 @@ class RunSet:
 
 
 def _are_apart(links: Sequence[tuple[int, Position]]) -> bool:
-    """Whether each span begins where the one before it ended, or later."""
+    """Whether each span begins where the one before it ends, or later."""
     return all(ended <= link[0] < ledger for (ended, _), (ledger, link) in pairwise(links))
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A range of a topic's log that an operator skipped for one other region: it is not sent there.
+"""A range of a topic's log that an operator skipped for another region: it is not sent there.
 
 The remote region continues without it, as it does without an entry that ``replicate_to`` withholds: nothing is claimed
 as acknowledged, and the chain of own entries (R3) is known to run through it. The range is tied to what the remote had
-when it was skipped. A remote that falls back behind that, restored or rebuilt, is sent everything that is still stored.
+when it was skipped. A remote that falls back further, restored or rebuilt, is sent everything still stored.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Skipped(NamedTuple):
     """A skipped stretch."""
 
     after: Position
-    """The last own entry that the remote was known to have; ``EARLIEST``: it was not known."""
+    """The last own entry that the remote was known to have; ``EARLIEST``: unknown."""
     upto: Position
     """In the local log: everything stored up to here is skipped."""
     own: Position
-    """The last own entry up to there."""
+    """The last own entry up to ``upto``."""
 
     def applies_to(self, last: Position) -> bool:
-        """Whether a remote whose last entry of ours is ``last`` continues behind the range."""
+        """Whether a remote whose last entry of ours is ``last`` continues after the range."""
         return self.after <= last < self.own
 
 
 def extended(earlier: Skipped | None, known: Position | None, upto: Position, own: Position) -> Skipped:
-    """The range after everything up to ``upto`` is skipped as well.
+    """The range once everything up to ``upto`` is skipped, too.
 
     :param earlier: the range skipped before. It becomes part of the new one unless the remote has passed it.
     :param known: the last own entry that the remote is known to have; None: it has not reported yet.
@@ -51,11 +51,11 @@ def extended(earlier: Skipped | None, known: Position | None, upto: Position, ow
 def kept_before(before: Ranges, earlier: Skipped | None, skipped: Skipped) -> Ranges:
     """The earlier ranges to keep on record once ``skipped`` replaces ``earlier``."""
     if earlier is None or skipped.after < earlier.own:
-        return before  # it is part of the new one
+        return before  # part of the new one
     return [*before, (earlier.after, earlier.own)][-KEPT:]
 
 
 def stretches(skipped: Mapping[str, Skipped], before: Mapping[str, Ranges]) -> list[tuple[str, Position, Position]]:
-    """All that is on record as skipped: region, and own entries ``(after, upto]``."""
+    """All ranges on record as skipped: region, and own entries ``(after, upto]``."""
     found = [(region, after, upto) for region, some in before.items() for after, upto in some]
     return sorted([*found, *((region, one.after, one.own) for region, one in skipped.items())])

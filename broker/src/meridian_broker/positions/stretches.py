@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stretches ``(after, upto]`` of one origin's stream, as ascending lists without overlaps.
 
-What two lists have in common, what only one of them has, and the acks of several layers read together.
+Intersects and subtracts lists, and reads the acks of several layers together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def both(some: list[Stretch], others: list[Stretch]) -> list[Stretch]:
 
 
 def without(some: list[Stretch], others: Iterable[Stretch]) -> list[Stretch]:
-    """The positions in ``some`` that are in none of the others. The others may be in any order and overlap."""
+    """The positions in ``some`` that are in none of ``others``, which may be in any order and overlap."""
     gaps: list[Stretch] = []
     end: Position | None = None
     for after, upto in sorted(others):
@@ -47,8 +47,8 @@ def without(some: list[Stretch], others: Iterable[Stretch]) -> list[Stretch]:
 
 
 def acked_over(region: str, upto: Position, base: AckSet | None, newest_first: list[Layer]) -> list[Stretch]:
-    """What is acked of a region up to a position, whenever it was published: each entry in all the layers that may be
-    the newest to rule it."""
+    """The entries of a region up to a position that are acked whenever they were published: in every layer that may be
+    the newest to rule them."""
     found: list[Stretch] = []
     undecided = [(EARLIEST, upto)] if upto > EARLIEST else []
     for layer in newest_first:
@@ -66,7 +66,7 @@ def acked_over(region: str, upto: Position, base: AckSet | None, newest_first: l
 
 
 def claimed(stretches: list[Stretch]) -> AckSet:
-    """A set that claims these."""
+    """A set that claims these stretches."""
     acks = AckSet()
     for after, upto in stretches:
         if after == EARLIEST:

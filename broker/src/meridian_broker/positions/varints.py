@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading and writing the small numbers and names in this package's encodings.
 
-Unsigned LEB128, as in Protobuf, in its shortest form only: one number has one encoding, so equal sets have equal
-bytes. ``Reader`` trusts nothing: whatever the bytes are, the only exception it raises is ``ValueError``.
+Unsigned LEB128, as in Protobuf, but only in its shortest form: each number has one encoding, so equal sets have equal
+bytes. ``Reader`` trusts nothing: whatever the bytes, it raises only ``ValueError``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_NAME_BYTES: Final = 255
 
 
 UNFOLD_BUDGET: Final = 1 << 18
-"""How far a few bytes may expand, in bitmap containers (65,536 entries, some 50 bytes of memory): 17 G entries."""
+"""How far a few bytes may expand, in bitmap containers (65,536 entries, about 50 bytes of memory): 17 G entries."""
 
 
 def put_number(out: bytearray, number: int) -> None:
@@ -76,7 +76,8 @@ class Reader:
         return value
 
     def count(self, bytes_each: int = 1) -> int:
-        """How many items follow. Each takes at least ``bytes_each`` bytes, so a lie cannot make us loop for long."""
+        """How many items follow. Each takes at least ``bytes_each`` bytes, so a false count cannot make us loop for
+        long."""
         value = self.number()
         if value * bytes_each > len(self._data) - self._at:
             raise self.broken(f"it announces {value} items, more than the remaining bytes can hold")
@@ -91,7 +92,7 @@ class Reader:
         return bytes(data)
 
     def rest(self) -> bytes:
-        """All that was not taken yet."""
+        """All that has not been read yet."""
         return self.take(len(self._data) - self._at)
 
     def bytes(self) -> bytes:
@@ -113,7 +114,7 @@ class Reader:
         """
         self._budget -= containers
         if self._budget < 0:
-            raise self.broken("it unfolds to more than any broker can have written")
+            raise self.broken("it expands to more than any broker can have written")
 
     def end(self) -> None:
         """:raises ValueError: bytes are left over."""

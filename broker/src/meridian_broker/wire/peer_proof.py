@@ -10,7 +10,7 @@ Three messages; ``Dialling`` and ``Answering`` are the two sides, without any I/
 A proof is an HMAC-SHA256 under the secret over everything that identifies this conversation: its purpose, which
 side speaks, both names, both nonces, and the *binding* of the connection underneath, which is empty without TLS. So a
 proof cannot be used again: not later (nonces), not towards another region (names), not back to its maker (side), not
-for another purpose, and, with TLS, not on another connection, even one that a man in the middle just opened.
+for another purpose, and, with TLS, not on another connection, even one just opened by a man in the middle.
 
 The answerer proves itself first. A dialler that was directed to a false address has revealed two names and
 random bytes, and ends the connection.
@@ -37,11 +37,11 @@ _DIALLER: Final = b"dialler"
 
 
 class NotProven(Exception):
-    """The other side did not prove that it is the region it should be. The message says why, and is fit for it."""
+    """The other side did not prove that it is the region it should be. The message says why, and may be sent to it."""
 
 
 def pack(*fields: bytes) -> bytes:
-    """Fields as bytes that no other fields have."""
+    """Fields as bytes; different fields give different bytes."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 
@@ -61,7 +61,7 @@ def unpack(data: bytes, count: int) -> list[bytes]:
 
 
 def key_id(secret: bytes) -> bytes:
-    """Names a secret without giving it away, so that both sides find one that they share while it is changed."""
+    """Names a secret without revealing it, so that both sides find a shared one while secrets are being changed."""
     return hmac.digest(secret, pack(b"meridian peer secret", VERSION), hashlib.sha256)[:KEY_ID_BYTES]
 
 
@@ -119,9 +119,9 @@ class Dialling:
         return pack(VERSION, self._purpose, *self._names, self._nonce, key_ids(self._secrets))
 
     def respond(self, challenge: bytes) -> bytes:
-        """Check the answerer's proof; only then make our own.
+        """Check the answerer's proof, and only then create ours.
 
-        :raises NotProven: it is not the region that we mean to reach.
+        :raises NotProven: it is not the intended region.
         """
         if self._is_over:
             raise NotProven("a second challenge")

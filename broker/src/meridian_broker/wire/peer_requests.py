@@ -3,7 +3,7 @@
 
 A connection is authenticated once (``wire.peer_proof``); a request stands alone. So each request has its own proof over
 its whole content: method, target, body, both regions' names, the TLS connection. So does each answer, over its
-request's proof, status and body: answers of a false region are not accepted.
+request's proof, status and body: answers from a false region are not accepted.
 
 Each request names the *life* of the broker that it is for, random bytes chosen at its start, and a time on its clock.
 The broker remembers nonces for as long as their times are accepted, so it accepts each request once. A caller
@@ -125,7 +125,7 @@ class Caller:
 
 
 class Asked(NamedTuple):
-    """The content of a request's header, not proven yet."""
+    """The content of a request's header, not verified yet."""
 
     names: tuple[bytes, bytes]
     nonce: bytes
@@ -144,13 +144,13 @@ class Admitted(NamedTuple):
 
 
 class Guard:
-    """Lets peers' requests in, each of them once."""
+    """Accepts peers' requests, each of them once."""
 
     def __init__(
         self, region: str, life: bytes, secrets: Callable[[], tuple[bytes, ...]], *, is_one_of_several: bool = False
     ) -> None:
         """
-        :param life: ``NONCE_BYTES`` random bytes, other ones at each start of the broker.
+        :param life: ``NONCE_BYTES`` random bytes, new at each start of the broker.
         :param is_one_of_several: the region's other brokers pass on what regions ask of all of them.
         """
         self._region = region
@@ -158,7 +158,7 @@ class Guard:
         self._life = life
         self._secrets = secrets
         self._seen: dict[bytes, int] = {}
-        """Nonce -> when it may be forgotten, in that order."""
+        """Nonce -> when it may be forgotten, ordered by that time."""
 
     def read(self, header: str) -> Asked:
         """:raises NotProven: the header is meant for another region, or shares no secret with us."""
@@ -178,11 +178,11 @@ class Guard:
         return _header(self._life, time, key_id(asked.secret), proof)
 
     def is_current(self, asked: Asked, now_ms: int) -> bool:
-        """Is it a request for this life, and about now? Else it is answered by a challenge."""
+        """Whether it is a request for this life and about now. If not, the answer is a challenge."""
         return asked.life == self._life and abs(int.from_bytes(asked.time, "big") - now_ms) <= WINDOW_MS
 
     def admit(self, asked: Asked, call: Call, binding: bytes, now_ms: int) -> Admitted:
-        """:raises NotProven: it was changed on its way, or was here before."""
+        """:raises NotProven: it was changed in transit, or was received before."""
         expected = _request_proof(asked.secret, asked.names, asked.nonce, asked.life, asked.time, binding, call)
         if not self.is_current(asked, now_ms) or not hmac.compare_digest(asked.proof, expected):
             raise NotProven(

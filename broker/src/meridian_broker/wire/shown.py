@@ -12,7 +12,7 @@ import re
 from typing import Final
 
 _HIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Controls of C0 and C1, separators of lines, overrides and isolates of the direction of writing, half a pair."""
+"""C0 and C1 controls, line separators, overrides and isolates of the writing direction, lone surrogates."""
 
 
 def is_name(text: str) -> bool:
@@ -34,7 +34,7 @@ def shown_lines(text: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """No more than ``most`` bytes of UTF-8, and how many were left out."""
+    """At most ``most`` bytes of UTF-8, and how many were left out."""
     if 4 * len(text) <= most or len(whole := text.encode()) <= most:
         return text
     kept = whole[: most - 40].decode(errors="ignore")

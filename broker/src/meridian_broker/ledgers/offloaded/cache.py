@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of offloaded ledgers that were read lately, in memory.
+"""Recently read blocks of offloaded ledgers, in memory.
 
-Several consumers that read the same old entries, or the same one twice, cost one request. Only whole blocks are kept:
-a damaged one is read again, because somebody may have repaired the object.
+Several consumers that read the same old entries, or one that reads them twice, cost one request. Only intact blocks are
+kept: a damaged one is read again, because somebody may have repaired the object.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class BlockCache:
         self.misses = 0
 
     def has(self, key: Key) -> bool:
-        """Whether ``get`` would not begin to load it."""
+        """Whether it is there or being loaded."""
         return key in self._blocks or key in self._waiting
 
     async def get(self, key: Key, load: Load) -> BlockContent:
-        """The block, loaded once for all who wait for it. :raises LedgerError: what ``load`` raises."""
+        """The block, loaded once for all who wait for it. :raises LedgerError: as ``load`` does."""
         found = self._blocks.get(key)
         if found is not None:
             self._blocks.move_to_end(key)

@@ -2,10 +2,10 @@
 """Copies of ledgers as objects: written, opened, checked, deleted.
 
 The objects of a copy are ``PREFIX/REGION/LEDGER/COPY/CHUNK`` and ``.../index``. Below ``COPY/heads`` are the entries'
-headers once more, in the same format: an index of a ledger, which opening a topic and a seek may need, is made from
-those alone. Without them, or if they are damaged, it is made from the entries. An upload is not one large object in
-parts: the parts of one that was broken off are in no listing, and are kept, and paid for, until somebody ends it. Of
-whole objects whatever is there is listed below the ledger's name, so it can be deleted without knowing who left it.
+headers once more, in the same format: the index of a ledger, which opening a topic or a seek may need, is built from
+those alone; if they are missing or damaged, from the entries. An upload is not one large multipart object: the parts of
+an interrupted one appear in no listing, and are kept and paid for until somebody ends it. Whole objects are all listed
+below the ledger's name, so they can be deleted whoever left them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _HEADS: Final = "heads"
 
 
 class Copies:
-    """See the module's text. The folder of all is this region's alone."""
+    """See the module's text. No other region uses the folder."""
 
     def __init__(self, objects: ObjectStore, folder: str, block_bytes: int, chunk_bytes: int) -> None:
         """
         :param folder: of all copies of this region.
-        :param block_bytes: see `Packer`, as for ``chunk_bytes``.
+        :param block_bytes: like ``chunk_bytes``, see `Packer`.
         """
         self._objects = objects
         self._folder = folder
@@ -49,14 +49,14 @@ class Copies:
         return self._objects.where
 
     async def close(self) -> None:
-        """No more requests."""
+        """Make no more requests."""
         await self._objects.close()
 
     async def write(self, ledger_id: int, copy: str, label: bytes, reader: Reader, entries: int) -> CopyIndex:
         """Copy a sealed ledger.
 
         :param entries: how many it has.
-        :raises LedgerError: it cannot be read, or has fewer.
+        :raises LedgerError: it cannot be read, or has fewer entries.
         :raises ObjectStoreError: it cannot be written.
         """
         whole = self._upload(ledger_id, copy)
@@ -104,7 +104,7 @@ class Copies:
         return unpack_block(ledger_id, block.first, count, data)
 
     async def lacks(self, ledger_id: int, copy: str) -> str | None:
-        """What a copy lacks, by the sizes of its objects; None: nothing.
+        """What a copy lacks, judging by the sizes of its objects; None: nothing.
 
         :raises LedgerUnreadable, ObjectStoreError: that cannot be found out now.
         """
@@ -132,7 +132,7 @@ class Copies:
         return None
 
     async def whole_after(self, ledger_id: int, but: Container[int]) -> list[tuple[int, CopyIndex]]:
-        """The ledgers with greater ids of which there is a whole copy. :param but: these are not looked at.
+        """The ledgers with greater ids that have a whole copy. :param but: these are not looked at.
 
         :raises LedgerUnreadable, ObjectStoreError: that cannot be found out now.
         """
@@ -142,7 +142,7 @@ class Copies:
         return [(number, copy[1]) for number in others if (copy := await self.find(number)) is not None]
 
     async def delete(self, ledger_id: int, *, but: str | None = None) -> None:
-        """Delete all copies of a ledger. :param but: the name of one that stays.
+        """Delete all copies of a ledger. :param but: the name of one to keep.
 
         :raises ObjectStoreError: some may be left.
         """
@@ -165,7 +165,7 @@ class Copies:
 
 
 def heads_of(copy: str) -> str:
-    """The name of a copy's headers, which are like a copy."""
+    """The name of a copy's headers, which are stored like a copy."""
     return f"{copy}/{_HEADS}"
 
 

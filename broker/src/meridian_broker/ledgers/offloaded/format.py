@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes of a ledger's copy in an object store.
 
-A copy is a number of *chunks* and an *index*, each an object of its own. Chunks are consecutive blocks, a *block* is
-what is read at once: a few entries behind a table of their lengths and checksums. The index says where each block is.
-It is written last, so a copy that has one is whole.
+A copy is a number of *chunks* and an *index*, each an object of its own. Chunks are consecutive blocks; a *block* is
+what is read at once: a table of lengths and checksums, then a few entries. The index says where each block is. It is
+written last, so a copy that has one is whole.
 
-A checksum covers the ids of ledger and entry besides the entry, so that an entry in another one's place is noticed.
+A checksum also covers the ids of ledger and entry, so that an entry in another one's place is noticed.
 
 Block, big-endian: ``u32 entries | entries times (u32 length, u32 CRC-32C) | u32 CRC-32C of all that | the entries``.
 
@@ -35,7 +35,7 @@ _BLOCK: Final = struct.Struct(">IIQI")
 
 
 class CopyDamaged(ValueError):
-    """The bytes are not those that were written."""
+    """The bytes are not what was written."""
 
 
 class CopyNewer(ValueError):
@@ -66,11 +66,11 @@ class CopyIndex:
     blocks: tuple[Block, ...]
 
     def block_of(self, entry: int) -> int:
-        """The number of the block with this entry, which exists."""
+        """The number of the block with this entry, which must exist."""
         return bisect_right(self.blocks, entry, key=_first) - 1
 
     def end_of(self, block: int) -> int:
-        """The entry behind a block's last one."""
+        """The entry after a block's last one."""
         return self.blocks[block + 1].first if block + 1 < len(self.blocks) else self.entries
 
     def encode(self) -> bytes:
@@ -89,7 +89,7 @@ class CopyIndex:
     @classmethod
     def decode(cls, data: bytes, ledger_id: int) -> CopyIndex:
         """
-        :raises CopyDamaged: it is not the index of this ledger, or not whole.
+        :raises CopyDamaged: it is not the index of this ledger, or is incomplete.
         :raises CopyNewer: this version does not read its format.
         """
         body = data[: -_COUNT.size]
@@ -105,7 +105,7 @@ class CopyIndex:
         if magic != MAGIC:
             raise CopyDamaged(f"the index of ledger {ledger_id} begins with {magic!r}: this broker reads {MAGIC!r}")
         if found != ledger_id:
-            raise CopyDamaged(f"the index of ledger {ledger_id} is that of ledger {found}")
+            raise CopyDamaged(f"the index of ledger {ledger_id} belongs to ledger {found}")
         at = _HEAD.size + length
         label = body[_HEAD.size : at]
         chunks, at = _table(body, at, _SIZE)
@@ -115,7 +115,7 @@ class CopyIndex:
 
 
 def _table(data: bytes, at: int, row: struct.Struct) -> tuple[list[tuple[int, ...]], int]:
-    """A counted table, and where it ends."""
+    """A table behind its count, and where it ends."""
     (count,) = _COUNT.unpack_from(data, at)
     at += _COUNT.size
     end = at + count * row.size
@@ -143,9 +143,9 @@ class BlockContent(NamedTuple):
     """A block that was read."""
 
     entries: tuple[bytes | None, ...]
-    """None in place of one that fails its checksum."""
+    """None in place of an entry that fails its checksum."""
     remains: dict[int, bytes]
-    """The bytes in the place of each of those, by its number in the block."""
+    """The bytes found in place of each such entry, by its number in the block."""
 
     @property
     def is_whole(self) -> bool:
@@ -157,9 +157,9 @@ class BlockContent(NamedTuple):
 
 
 def unpack_block(ledger_id: int, first: int, count: int, data: bytes) -> BlockContent:
-    """The entries of a block, as far as they are what was written.
+    """The intact entries of a block.
 
-    :param count: how many the index says there are.
+    :param count: the number of entries according to the index.
     """
     end = _COUNT.size + count * _ENTRY.size
     head = data[:end]
@@ -181,12 +181,12 @@ def unpack_block(ledger_id: int, first: int, count: int, data: bytes) -> BlockCo
 
 
 class Packer:
-    """Packs the entries of one ledger into chunks, holding one chunk at most. Pure."""
+    """Packs the entries of one ledger into chunks; at most one chunk is in memory. Pure."""
 
     def __init__(self, ledger_id: int, block_bytes: int, chunk_bytes: int) -> None:
         """
-        :param block_bytes: a block is closed once its entries have as many; one entry may have more.
-        :param chunk_bytes: likewise of a chunk, by its blocks.
+        :param block_bytes: a block is closed once its entries have this many; one entry may have more.
+        :param chunk_bytes: likewise for a chunk and its blocks.
         """
         self._ledger_id = ledger_id
         self._block_bytes = block_bytes
@@ -202,11 +202,11 @@ class Packer:
 
     @property
     def next_entry(self) -> int:
-        """The id of the entry that ``add`` expects."""
+        """The id of the entry that ``add`` expects next."""
         return self._next
 
     def add(self, entry: bytes) -> bytes | None:
-        """The ledger's next entry. Returns a chunk that is full, which has the next number from 0 on."""
+        """Add the ledger's next entry. Returns a chunk when it is full; chunks are numbered from 0."""
         self._entries.append(entry)
         self._entries_bytes += len(entry)
         self._next += 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes ledgers from state to state (``records.py``): copies them, deletes them where they were, deletes the copies.
+"""Takes ledgers from state to state (``records.py``): copies them, deletes the originals, deletes the copies.
 
-A topic's owner copies its ledgers and lets them leave; anybody deletes copies that nobody needs. Two who do the same at
-once, because one of them does not know yet that the topic is another's, come to the same end: a ledger is sealed, each
-copy has a name of its own, and only one of them can write the record.
+A topic's owner copies its ledgers and deletes the originals; any broker deletes copies that nobody needs. If two do the
+same at once, because one has not noticed yet that it lost the topic, the result is the same: a ledger is sealed, each
+copy has a name of its own, and only one of the brokers can write the record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meridian_broker.metadata.store import VersionConflict
 log = logging.getLogger(__name__)
 
 AGAIN_MS: Final = 24 * 3600 * 1000
-"""An upload that was under way when its ledger was trimmed has ended by then, in whichever broker."""
+"""By then an upload that was under way when its ledger was trimmed has ended, in whichever broker."""
 ATTEMPTS: Final = 5
 
 
@@ -38,8 +38,8 @@ class Offloading:
         new_name: Callable[[], str],
     ) -> None:
         """
-        :param near: where ledgers are stored at first.
-        :param new_name: makes the name of a copy, another one each time.
+        :param near: the storage that ledgers are first written to.
+        :param new_name: returns a new name for a copy each time.
         """
         self.table = table
         self.copies = copies
@@ -47,12 +47,12 @@ class Offloading:
         self._scheduler = scheduler
         self._new_name = new_name
         self._cleared: set[int] = set()
-        """Doomed ledgers whose copies were deleted once, and are deleted again later."""
+        """Doomed ledgers whose copies were deleted once and will be again later."""
         self.on_gone: Callable[[str], None] = lambda _copy: None
         """Called with the name of each copy that is no longer used."""
 
     def is_copied(self, ledger_id: int) -> bool:
-        """Whether there is a whole copy, as far as it is in memory."""
+        """Whether there is a whole copy, according to memory."""
         record = self.table.get(ledger_id)
         return record is not None and record.is_whole
 
@@ -81,7 +81,7 @@ class Offloading:
         log.info("ledger %d, %d bytes, was copied to %s", ledger_id, info.size, self.copies.where)
 
     async def leave(self, ledger_id: int) -> None:
-        """Delete a copied ledger where it was stored, if its copy is whole.
+        """Delete a copied ledger's original, if the copy is whole.
 
         :raises LedgerError: it cannot be deleted, or the copy cannot be read.
         :raises ObjectStoreError: the object store cannot be asked.
@@ -96,13 +96,13 @@ class Offloading:
                 return
             record = await self._follow(record, State.LEAVING)
         if record is not None and record.state is State.LEAVING:
-            # What earlier attempts left. Not before: now no other copy can become the one on record.
+            # What earlier attempts left. Only now, when no other copy can become the one on record.
             await self.copies.delete(ledger_id, but=record.copy)
             await self._near.delete(ledger_id)
             await self._follow(record, State.AWAY)
 
     async def adopt(self, ledger_id: int) -> Offloaded | None:
-        """Put a copy on record that is not: the metadata are older than the ledger's deletion. None: there is no copy.
+        """Put an unrecorded copy on record: the metadata are older than the deletion of the original. None: no copy.
 
         :raises LedgerError, ObjectStoreError: that cannot be found out now.
         :raises MetadataError: the record cannot be written.
@@ -114,13 +114,13 @@ class Offloading:
         old = self.table.get(ledger_id)
         new = Offloaded(ledger_id, State.AWAY, copy, self._scheduler.now_ms(), index.entries, index.size, index.label)
         log.warning(
-            "ledger %d is read from its copy, which the metadata, from an older backup, do not mention",
+            "ledger %d is read from its copy, which the metadata do not mention: they are from an older backup",
             ledger_id,
         )
         return await self.table.replace(old, new)
 
     async def doom(self, ledger_id: int) -> None:
-        """Nobody needs the ledger any more.
+        """Record that nobody needs the ledger any more.
 
         :raises MetadataError: the record cannot be written.
         """
@@ -140,7 +140,7 @@ class Offloading:
     async def clear(self) -> None:
         """Delete the copies of doomed ledgers.
 
-        :raises ObjectStoreError: the object store does not do it now.
+        :raises ObjectStoreError: the object store cannot delete them now.
         :raises MetadataError: a record cannot be removed.
         """
         for record in self.table:

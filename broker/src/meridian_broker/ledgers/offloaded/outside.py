@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offloaded ledgers as another process reads them: the export's child.
+"""Offloaded ledgers, read by another process: the export's child.
 
-It has no metadata. A ledger that is not where it was stored is looked for among the copies; any whole one will do.
+It has no metadata. If a ledger's original is gone, it looks for a copy; any whole one will do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OutsideOffloaded:
         self._copies = copies
         self._cache = BlockCache(CACHE_BYTES, _nobody_waits)
         self._reader: CopyReader | None = None
-        """Of the copy that was read last."""
+        """Reads the copy that was read last."""
 
     async def read(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[bytes]:
         if self._reader is None or self._reader.ledger_id != ledger_id:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of offloaded ledgers: of a copy, and of a ledger that has two places to be read from."""
+"""Readers of offloaded ledgers: of a copy, and of a ledger that may be read from two places."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 
 class CopyReader:
-    """Reads a copy, block by block, and the next block ahead of who reads on."""
+    """Reads a copy block by block, and the next block ahead of a reader that reads on."""
 
     def __init__(
         self, ledger_id: int, copy: str, entries: int, copies: Copies, cache: BlockCache, scheduler: Scheduler | None
     ) -> None:
-        """:param scheduler: runs what is read ahead; None: nothing is."""
+        """:param scheduler: runs the reading ahead; None: there is none."""
         self._ledger_id = ledger_id
         self._copy = copy
         self._entries = entries
@@ -82,7 +82,7 @@ class CopyReader:
         return found
 
     async def read_heads(self, first: int, last: int, max_bytes: int) -> list[bytes]:
-        """As `HeadReader.read_heads`: from the headers' own objects, otherwise from the entries."""
+        """As `HeadReader.read_heads`: from the headers' own objects, or else from the entries."""
         if self._heads is None:
             self._heads = CopyReader(
                 *(self._ledger_id, heads_of(self._copy), self._entries),
@@ -115,14 +115,14 @@ class CopyReader:
         try:
             await self._load(index, number)
         except LedgerError:
-            pass  # who needs it hears it
+            pass  # whoever needs the block gets the error
 
 
 class Places(Protocol):
-    """Where ledgers are, as readers ask."""
+    """Tells readers where ledgers are."""
 
     def copy_of(self, ledger_id: int) -> CopyReader | None:
-        """Of a whole copy, as far as it is in memory."""
+        """A reader of a whole copy; None: memory knows of none."""
         ...
 
     def find_copy(self, ledger_id: int) -> Awaitable[CopyReader]:
@@ -131,19 +131,19 @@ class Places(Protocol):
 
     @property
     def prefers_copies(self) -> bool:
-        """Read the copy of a ledger that is in both places."""
+        """Whether to read the copy of a ledger that is in both places."""
         ...
 
     def failed(self) -> None:
-        """A copy could not be read, and the ledger could."""
+        """A copy could not be read."""
         ...
 
 
 class OffloadableReader:
-    """Reads a ledger where it is, also while it moves. Damage in one place is read over from the other."""
+    """Reads a ledger where it is, even while it moves. What is damaged in one place is read from the other."""
 
     def __init__(self, ledger_id: int, near: Reader | None, copy: CopyReader | None, places: Places) -> None:
-        """:param near: where it was stored; None: it is there no more, and ``copy`` is not None."""
+        """:param near: reads the original; None: that is gone, and ``copy`` is not None."""
         self._ledger_id = ledger_id
         self._near = near
         self._copy = copy
@@ -171,7 +171,7 @@ class OffloadableReader:
             try:
                 return await copy.read(first, last, max_bytes)
             except (LedgerCorrupt, LedgerUnreadable) as error:
-                log.warning("reading ledger %d where it was stored: %s", self._ledger_id, error)
+                log.warning("reading the original of ledger %d instead of its copy: %s", self._ledger_id, error)
                 self._places.failed()
         try:
             return await near.read(first, last, max_bytes)
@@ -185,7 +185,7 @@ class OffloadableReader:
                 found = await copy.read(first, last, max_bytes)
             except LedgerError:
                 raise error from None
-            log.warning("ledger %d was read from its copy: %s", self._ledger_id, error)
+            log.warning("ledger %d was read from its copy instead: %s", self._ledger_id, error)
             return found
 
     async def read_heads(self, first: int, last: int, max_bytes: int) -> list[bytes]:
@@ -195,7 +195,7 @@ class OffloadableReader:
         return await self.read(first, last, max_bytes)
 
     def _known_copy(self) -> CopyReader | None:
-        """The copy on record, which may be another one than before: one that is not whole is made again."""
+        """The copy on record. It may have changed: an incomplete copy is made again."""
         now = self._places.copy_of(self._ledger_id)
         if now is not None and (self._copy is None or self._copy.copy != now.copy):
             self._copy = now
@@ -212,7 +212,7 @@ class OffloadableReader:
         try:
             return await read(copy)
         except LedgerCorrupt:
-            # Before that counts as damage: another broker may have made another copy, and deleted this one.
+            # Before calling that damage: another broker may have made another copy and deleted this one.
             now = await self._places.find_copy(self._ledger_id)
             if now.copy == copy.copy:
                 raise

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a ledger that has, or is to have, a copy in the object store.
 
-The ledger is sealed, so the copy never changes, and whoever makes one makes the same. What has to be right is that at
-any moment one whole copy is on record, and that whatever lies in the object store is on record, too, until it is
-deleted::
+The ledger is sealed, so its copy never changes, and whoever makes one makes the same. Two things must always hold: the
+original or a whole copy on record exists, and whatever lies in the object store is on record until it is deleted::
 
     (none) -> UPLOADING -> COPIED -> LEAVING -> AWAY
        |          |           |         |         |
@@ -11,13 +10,14 @@ deleted::
                                    v
                                 DOOMED -> (none)
 
-Each step is one write of the record against its last version, made *before* what it announces is begun, and the next
-one only once that is done. So whoever finds a record after a crash knows what may have happened, and repeats it:
+Each step is one write of the record against its last version, made *before* the work it announces begins; the next step
+follows only when that work is done. So whoever finds a record after a crash knows what may have happened, and repeats
+it:
 
-- UPLOADING: objects of this copy may exist. Another copy is begun, under another name; what is left of this one is
-  deleted when the ledger has left, because until then nobody can know whether another broker is making it.
-- COPIED: the copy is whole, and the ledger is where it was.
-- LEAVING: the ledger is being deleted where it was; it is read from the copy.
+- UPLOADING: objects of this copy may exist. Whoever finds this begins another copy, under another name; what is left of
+  this one is deleted once the original is gone, because until then another broker may still be making it.
+- COPIED: the copy is whole, and the original exists.
+- LEAVING: the original is being deleted; the ledger is read from the copy.
 - AWAY: there is only the copy.
 - DOOMED: nobody needs the ledger; its copies are being deleted.
 """
@@ -50,8 +50,8 @@ FOLLOWING: Final[Mapping[State, frozenset[State]]] = {
     State.AWAY: frozenset((State.DOOMED,)),
     State.DOOMED: frozenset((State.DOOMED,)),
 }
-"""What may follow. UPLOADING after COPIED: objects of the copy were missing, and the ledger is still where it was. AWAY
-after UPLOADING: the record is an older copy, and the ledger has left since."""
+"""The states that may follow. UPLOADING after COPIED: objects of the copy were missing, and the original still exists.
+AWAY after UPLOADING: the record is from an older backup, and the original has been deleted since."""
 
 WHOLE: Final = frozenset((State.COPIED, State.LEAVING, State.AWAY))
 """There is a whole copy."""
@@ -64,26 +64,26 @@ class Offloaded:
     ledger_id: int
     state: State
     copy: str
-    """The name of its copy; another one for each attempt."""
+    """The name of its copy, a new one for each attempt."""
     since_ms: int
     """When the state was entered."""
     entries: int = 0
     size: int = 0
     """Bytes of the entries."""
     label: bytes = b""
-    """The ledger's, which names its topic."""
+    """The ledger's label, which names its topic."""
     was_uploading: bool = False
-    """Of a doomed one: an upload may still be going on somewhere, so it is deleted again later."""
+    """If doomed: an upload may still be running somewhere, so the copies are deleted again later."""
 
     @property
     def is_whole(self) -> bool:
         return self.state in WHOLE
 
     def follow(self, state: State, now_ms: int, copy: str | None = None) -> Offloaded:
-        """The record in a following state.
+        """The record in its next state.
 
         :param copy: the name of another copy.
-        :raises ValueError: it may not follow.
+        :raises ValueError: that state may not follow.
         """
         if state not in FOLLOWING[self.state]:
             raise ValueError(f"ledger {self.ledger_id} is {self.state} and cannot be {state} next")

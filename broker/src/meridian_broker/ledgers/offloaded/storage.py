@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `LedgerStorage` around another one: ledgers that were offloaded are there as if they had never left.
+"""A `LedgerStorage` around another one: offloaded ledgers appear as if they had never left.
 
 So nobody else has to know: opening a topic, trimming, deleting, the export and the repair of damaged entries ask for
-ledgers as ever. Without an object store in the settings this is not there, and costs nothing.
+ledgers as usual. Without an object store in the settings this layer does not exist and costs nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from meridian_broker.metadata.store import MetadataError
 log = logging.getLogger(__name__)
 
 NEAR_MS: Final = 30_000
-"""How long ledgers that are in both places are read where they were stored after a copy could not be read."""
+"""How long originals are read instead of copies after a copy could not be read."""
 
 
 class OffloadedLedgers:
@@ -51,9 +51,9 @@ class OffloadedLedgers:
         outside: str,
     ) -> None:
         """
-        :param near: where ledgers are stored at first.
-        :param prefers_copies: ledgers that are in both places are read from the object store.
-        :param outside: what `engines.outside` needs to open the object store. No secret.
+        :param near: the storage that ledgers are first written to.
+        :param prefers_copies: read ledgers that are in both places from the object store.
+        :param outside: what `engines.outside` needs to open the object store. Contains no secret.
         """
         self._near = near
         self.offloading = offloading
@@ -97,7 +97,7 @@ class OffloadedLedgers:
     # -- where a ledger is ---------------------------------------------------------------------------------------
 
     def copy_of(self, ledger_id: int) -> CopyReader | None:
-        """See `Places`, as for the next three."""
+        """See `Places`, also for the next three."""
         record = self.offloading.table.get(ledger_id)
         return self._reader(record) if record is not None and record.is_whole else None
 
@@ -115,10 +115,10 @@ class OffloadedLedgers:
         return self._reader(await self._record(ledger_id, error))
 
     async def _record(self, ledger_id: int, error: LedgerNotFound) -> Offloaded:
-        """The record of a ledger that is not where it was stored.
+        """The record of a ledger whose original is gone.
 
-        A ledger that was deleted there, by a topic whose record still names it, may have been offloaded after the copy
-        of the metadata was made that was restored (R5).
+        If a topic's record still names it, it may have been offloaded after the backup was made from which the metadata
+        were restored (R5).
 
         :raises LedgerNotFound: there is no copy either.
         :raises LedgerUnreadable: that cannot be found out now.
@@ -189,8 +189,8 @@ class OffloadedLedgers:
         return json.dumps({"near": self._near.outside, "offloaded": self._outside})
 
     async def copied(self, after: int) -> list[LedgerInfo]:
-        """The ledgers with greater ids of which there is a whole copy, on record or not: metadata that were restored
-        from an older copy do not know what was offloaded since (R5).
+        """The ledgers with greater ids that have a whole copy, on record or not: metadata restored from an older copy
+        do not know what was offloaded since (R5).
 
         :raises LedgerUnreadable: that cannot be found out now.
         """
@@ -206,8 +206,8 @@ class OffloadedLedgers:
         return found
 
     async def list(self) -> list[LedgerInfo]:
-        """Those that were offloaded and are no longer here are not among them: the metadata name them, unless they are
-        an older copy; see ``copied``."""
+        """Without offloaded ledgers whose original is gone: the metadata name those, unless they are an older copy; see
+        ``copied``."""
         return await self._near.list()
 
     async def close(self) -> None:

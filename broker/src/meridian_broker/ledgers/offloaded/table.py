@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of offloaded ledgers in the region's metadata.
 
-What is in memory may be old where another broker of the region owned the topic meanwhile. That does no harm: a write
-against an old version is refused, and a ledger that is not where memory says is looked up again.
+Memory may be outdated if another broker of the region owned the topic meanwhile. That does no harm: a write against an
+old version is refused, and a ledger that is not where memory says is looked up again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class OffloadTable:
         self._store = store
         self._known: dict[int, _Known] = {}
         self._changed: set[int] = set()
-        """Since ``load`` began."""
+        """Ledgers whose records changed since ``load`` began."""
 
     async def load(self) -> None:
-        """Read all records. :raises MetadataError: the store does not answer, or one is of a newer version."""
+        """Read all records. :raises MetadataError: the store does not answer, or a newer version wrote one."""
         self._changed.clear()
         found = await self._store.scan(f"{keys.OFFLOADED}/")
         scanned = {known.record.ledger_id: known for known in (_known(path, record) for path, record in found)}
@@ -50,12 +50,12 @@ class OffloadTable:
         return len(self._known)
 
     def get(self, ledger_id: int) -> Offloaded | None:
-        """As far as it is in memory."""
+        """The record in memory, if any."""
         known = self._known.get(ledger_id)
         return None if known is None else known.record
 
     async def fetch(self, ledger_id: int) -> Offloaded | None:
-        """As the store has it. :raises MetadataError: the store does not answer."""
+        """The record in the store, if any. :raises MetadataError: the store does not answer."""
         path = keys.offloaded(ledger_id)
         found = await self._store.get(path)
         self._changed.add(ledger_id)
@@ -68,18 +68,18 @@ class OffloadTable:
     async def replace(self, old: Offloaded | None, new: Offloaded) -> Offloaded:
         """Write the record that follows ``old``; returns it.
 
-        :raises VersionConflict: there is another one by now; it is in memory from here on.
+        :raises VersionConflict: it has been changed; the newer one is in memory now.
         :raises MetadataError: it may have been written.
         """
         known = self._known.get(new.ledger_id)
         if (None if known is None else known.record) != old:
-            raise VersionConflict(f"ledger {new.ledger_id} is in another state by now: {known}")
+            raise VersionConflict(f"the state of ledger {new.ledger_id} has changed meanwhile: {known}")
         path = keys.offloaded(new.ledger_id)
         expected = ABSENT if known is None else known.version
         try:
             version = await self._store.put(path, encode(new.to_json()), expected=expected)
         except VersionConflict:
-            if await self.fetch(new.ledger_id) != new:  # an earlier try may have been executed, and not answered
+            if await self.fetch(new.ledger_id) != new:  # an earlier try may have succeeded without an answer
                 raise
             return new
         self._changed.add(new.ledger_id)
@@ -90,7 +90,7 @@ class OffloadTable:
         """:raises VersionConflict: as for ``replace``. :raises MetadataError: it may have been removed."""
         known = self._known.get(old.ledger_id)
         if known is None or known.record != old:
-            raise VersionConflict(f"ledger {old.ledger_id} is in another state by now: {known}")
+            raise VersionConflict(f"the state of ledger {old.ledger_id} has changed meanwhile: {known}")
         try:
             await self._store.delete(keys.offloaded(old.ledger_id), expected=known.version)
         except VersionConflict:

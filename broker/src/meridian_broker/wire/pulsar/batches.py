@@ -26,7 +26,7 @@ from meridian_broker.wire.pulsar.metadata import build_body, metadata_bounds
 
 _U32: Final = struct.Struct(">I")
 SOME: Final = 500
-"""Messages looked at before others may run."""
+"""Messages looked at before other tasks may run."""
 
 _blank = pb.SingleMessageMetadata(payload_size=0, compacted_out=True).SerializeToString()
 _REMOVED: Final = _U32.pack(len(_blank)) + _blank
@@ -97,7 +97,8 @@ def _split(payload: bytes, count: int) -> Generator[int, None, list[Single] | No
 
 
 def remake(metadata: pb.MessageMetadata, batch: Batch, kept: Container[int]) -> Steps:
-    """A body with the messages whose index is in ``kept``, each at its index, compressed like the original."""
+    """A body with only the messages whose indexes are in ``kept``, at the same indexes, compressed like the
+    original."""
     payload, parts = batch.payload, []
     for index, single in enumerate(batch.singles):
         parts.append(payload[single.start : single.end] if index in kept else _REMOVED)

@@ -37,13 +37,13 @@ class Send(NamedTuple):
     """``peer_pb2.OriginStamp`` of a replicated entry, or None."""
     transactional: bool
     checksum_ok: bool
-    """False: the payload does not match its checksum. True also when the client sent none; then it was added."""
+    """False: the payload does not match its checksum. Also True if the client sent none; then one was added."""
     body: bytes | memoryview
     """A large body is a view of the buffer that was read, not a copy."""
 
 
 class Ack(NamedTuple):
-    """Acknowledgements of one command; they belong together (R18)."""
+    """The acknowledgements of one command, which belong together (R18)."""
 
     type: int
     consumer_id: int
@@ -51,9 +51,9 @@ class Ack(NamedTuple):
     """``INDIVIDUAL`` or ``CUMULATIVE``."""
     ids: list[Position]
     request_id: int | None
-    """Given: the client waits for an ACK_RESPONSE."""
+    """If present, the client waits for an ACK_RESPONSE."""
     detail: pb.CommandAck | None
-    """The whole command, when it holds more than entries: batch indexes, a validation error, a transaction."""
+    """The whole command, if it contains more than entries: batch indexes, a validation error, a transaction."""
 
 
 class Flow(NamedTuple):

@@ -25,7 +25,7 @@ STEP_BYTES: Final = 4096
 """Bytes that count as one step: a few microseconds."""
 
 Steps = Generator[int, None, bytes]
-"""Work in pieces. It yields the steps that each piece took, and returns the bytes."""
+"""Work in pieces. Yields the steps that each piece took, and returns the bytes."""
 
 
 class CompressionError(ValueError):
@@ -38,7 +38,7 @@ def decompress(codec: int, payload: bytes, size: int, limit: int) -> Steps:
     :param codec: ``MessageMetadata.compression``.
     :param size: ``MessageMetadata.uncompressed_size``, in bytes.
     :param limit: largest size that is allowed, in bytes.
-    :raises CompressionError: another size comes out, or nothing that makes sense.
+    :raises CompressionError: the size differs, or the payload cannot be decompressed.
     """
     if codec == pb.NONE:
         return payload

@@ -32,9 +32,9 @@ SHARED: Final = 64
 SHARED_BYTES: Final = 16 << 10
 """... their size; of larger ones, only the last."""
 NOTED: Final = 4096
-"""After so many entries none of which was sent twice, topics have one subscription each, and noting saves nothing."""
+"""After this many entries in a row sent only once, topics have one subscription each, and noting saves nothing."""
 SAMPLED: Final = 16
-"""From then on one entry in so many is noted, to see when that changes."""
+"""From then on one entry in this many is noted, to see when that changes."""
 
 _ledger_fields: dict[int, bytes] = {}
 
@@ -122,7 +122,7 @@ def send_receipt(
 
 
 def send_receipts(producer_id: int, sends: Iterable[Send], ledger: int, first_entry: int) -> bytes:
-    """SEND_RECEIPTs of entries that stand one behind the other; as ``send_receipt`` for each, but cheaper."""
+    """SEND_RECEIPTs of consecutive entries: like ``send_receipt`` for each, but cheaper."""
     start = b"\x08" + varint(producer_id) + b"\x10"
     ledger_field = _ledger_field(ledger) + b"\x10"
     receipts: list[bytes] = []
@@ -165,13 +165,13 @@ class SharedMessage:
         self._before: dict[int, bytes] = {}
         """By the size of the consumer's number."""
         self.body: memoryview | None = memoryview(entry)[offset:]
-        """To be written behind the header; None: it is part of that."""
+        """Written after the header; None: it is part of the header."""
         if self.length <= COPIED_BYTES:
             self._after += self.body
             self.body = None
 
     def header(self, consumer_id: int) -> bytes:
-        """As ``message_header`` of a message that is sent whole and for the first time; a small body follows it."""
+        """Like ``message_header`` for a message sent whole and for the first time; a small body is appended."""
         number = SHORT[consumer_id] if 0 <= consumer_id < _SHORT_END else varint(consumer_id)
         before = self._before.get(len(number))
         if before is None:
@@ -193,7 +193,7 @@ class SharedMessages:
         self.last = SharedMessage(b"", (-1, -1), -1, 0)
         """To be looked at before ``of``: it is nearly always the one, and a look costs less than a call."""
         self._known: dict[tuple[int, int], SharedMessage | bytes] = {}
-        """Entries that were sent once are here themselves."""
+        """Entries sent once so far are stored as they are."""
         self._noted = 0
         """Entries noted since the last one that was sent twice."""
 

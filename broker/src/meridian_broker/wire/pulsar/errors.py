@@ -65,7 +65,7 @@ class ServiceNotReadyError(WireError):
 
 
 class ChecksumError(WireError):
-    """The message changed on its way here."""
+    """The message changed in transit."""
 
     code = ServerError.CHECKSUM
 

@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 _START: Final = struct.Struct(">IIHBBBBBBBBBB")
-"""Both sizes, the type with its tag, then ten bytes of command: enough to know most commands by heart."""
+"""Both sizes, the type with its tag, then ten bytes of command: enough to recognise most commands."""
 _START_BYTES: Final = _START.size
 _PADDING: Final = bytes(_START_BYTES)
 _PAYLOAD_HEAD: Final = struct.Struct(">HI")
@@ -94,7 +94,7 @@ _ACK_FIELD: Final = ACK << 3 | 2
 _FLOW_FIELD: Final = FLOW << 3 | 2
 
 _new: Final = tuple.__new__
-"""Half the price of calling a ``NamedTuple`` class."""
+"""Half the cost of calling a ``NamedTuple`` class."""
 
 
 class FrameDecoder:
@@ -113,7 +113,7 @@ class FrameDecoder:
         self._failure: FrameError | None = None
         self._ledgers: dict[bytes, int] = {}
         self._acker = -1
-        """The consumer that the first ACK came from."""
+        """The consumer that sent the first ACK."""
         self._acked: dict[bytes, Position] | None = None
         """Entries of the last ACKs of one entry each, by what follows the consumer in them: thousands may say the same.
         None until a second consumer acknowledges: for one alone, remembering costs more than it saves.
@@ -122,7 +122,7 @@ class FrameDecoder:
     def feed(self, data: bytes) -> list[AnyCommand]:
         """The commands that ``data`` completes, oldest first; often none, often many.
 
-        :raises FrameError: no frames; the decoder refuses everything from then on.
+        :raises FrameError: the bytes are not frames; the decoder refuses everything from then on.
         """
         if self._failure is not None:
             raise self._failure
@@ -282,7 +282,7 @@ class FrameDecoder:
             at += 2
             if inner >= 0x80:
                 inner, at = read_varint(data, at - 1)
-                if inner > _PLAIN_ACK_BYTES:  # perhaps more ids than there may be: the parser counts them first
+                if inner > _PLAIN_ACK_BYTES:  # perhaps more ids than allowed: the parser counts them first
                     return None
             if at + inner != end or data[at] != 8:
                 return None
@@ -337,7 +337,7 @@ class FrameDecoder:
                     acked.clear()
                 acked[data[words:end]] = ids[0]
             return _new(Ack, (ACK, consumer_id, ack_type, ids, request_id, None))
-        except IndexError:  # the command says more than the bytes that are here: the parser words the complaint
+        except IndexError:  # the command announces more bytes than there are: the parser raises the error
             return None
 
 

@@ -4,9 +4,9 @@
 A marker is an entry whose metadata has a marker type (field 20) and which no client ever sees. Four types belong to
 replicated subscriptions; transactions have others, and later versions may add more, so an unknown type is not an error.
 
-A marker comes from another region, which may be of any version or broken: ``read`` is the door, and nothing behind it
-checks names, counts or positions again. A position that does not exist yet, before the first entry of a topic, is -1 as
-in Pulsar, which writes it as an unsigned number of 64 bits.
+A marker comes from another region, which may run any version or be broken: ``read`` validates it, and nothing after
+that checks names, counts or positions again. A position that does not exist yet, before the first entry of a topic, is
+-1 as in Pulsar, which writes it as an unsigned number of 64 bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REQUEST: Final[int] = pb.REPLICATED_SUBSCRIPTION_SNAPSHOT_REQUEST
 """The marker type of a request."""
 RESPONSE: Final[int] = pb.REPLICATED_SUBSCRIPTION_SNAPSHOT_RESPONSE
 RECEIPT: Final = 1 << 63
-"""In place of the highest sequence id: the receipt is a marker's, where others name entries by their source."""
+"""In place of the highest sequence id: marks the receipt of a marker, where others name entries by their source."""
 PRODUCER_NAME: Final = "pulsar.marker"
 """The producer of all markers, as Pulsar calls it."""
 
@@ -66,7 +66,7 @@ class SnapshotResponse(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Whoever has acknowledged everything up to ``position`` here has done so up to each of ``places`` elsewhere."""
+    """Acknowledging everything up to ``position`` here means acknowledging up to each of ``places`` elsewhere."""
 
     snapshot_id: str
     position: Position
@@ -88,7 +88,7 @@ Marker: TypeAlias = SnapshotRequest | SnapshotResponse | Snapshot | Subscription
 def marker_body(marker: Marker, publish_time_ms: int, only_to: str | None = None) -> bytes:
     """The body of a marker's entry, as Pulsar writes it.
 
-    :param only_to: the only region that it is for, its writer's own included; None: all.
+    :param only_to: the only region it is for, which may be its writer's own; None: all.
     """
     kind, content = _content(marker)
     metadata = pulsar_pb2.MessageMetadata(
@@ -102,7 +102,7 @@ def marker_body(marker: Marker, publish_time_ms: int, only_to: str | None = None
 
 
 def kind(body: Body) -> int | None:
-    """The type of a marker that is stored here; None: it is none."""
+    """The type of a stored marker; None: it is not a marker."""
     return scan(body).marker_type
 
 

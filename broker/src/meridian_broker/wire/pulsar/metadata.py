@@ -94,7 +94,7 @@ def metadata_bounds(body: Body) -> tuple[int, int]:
 def parse(body: Body) -> pb.MessageMetadata:
     """The whole metadata as a protobuf message.
 
-    :raises BodyError: no body, or its metadata is no ``MessageMetadata``.
+    :raises BodyError: not a valid body, or its metadata is not a ``MessageMetadata``.
     """
     start, end = metadata_bounds(body)
     try:
@@ -113,7 +113,7 @@ def plain_start(producer_name: str) -> bytes:
 
 
 def begins_with(body: Body, start: bytes) -> bool:
-    """Is the message of the producer that ``start`` is ``plain_start`` of? False: perhaps it is, look with ``scan``."""
+    """Whether the message is from the producer whose ``plain_start`` is ``start``. False: unknown, use ``scan``."""
     return body[_METADATA_AT : _METADATA_AT + len(start)] == start
 
 
@@ -156,7 +156,7 @@ def plain_facts(body: Body, start: bytes) -> tuple[int, int] | None:
 _TIME_FIELD_BYTES: Final = 7
 """Tag and six bytes: times from 1971 to 2109."""
 _time_fields: dict[Body, int] = {}
-"""Publish times met lately by their field: there are a thousand new ones a second at most."""
+"""Recent publish times by their encoded field: at most a thousand new ones per second."""
 
 
 def scan(body: Body) -> MetadataView:
@@ -169,7 +169,7 @@ def scan(body: Body) -> MetadataView:
 
 
 def _scan_common(body: Body) -> MetadataView | None:
-    """Metadata as clients write it for ordinary messages, read by hand; None for all other.
+    """Metadata as clients write it for ordinary messages, read by hand; None for any other.
 
     Fields of a chunk, a marker, a replicated, encrypted or delayed message are left to the parser.
     """
@@ -210,7 +210,7 @@ _times: dict[Body, int] = {}
 
 
 def _publish_time(body: Body, at: int) -> tuple[int, int]:
-    """A time not met lately."""
+    """A time not among the recent ones."""
     number, end = read_varint(body, at)
     if end - at == 6:
         if len(_times) >= VARINT_CACHE_ENTRIES:
@@ -344,7 +344,7 @@ def key_hash(view: MetadataView) -> int:
 
 
 def body_checksum(body: Body) -> int:
-    """The CRC32C that stands in the body, unchecked."""
+    """The CRC32C recorded in the body, unchecked."""
     checksum: int = _HEAD.unpack_from(body)[1]
     return checksum
 
@@ -364,7 +364,7 @@ def checksum_everywhere(body: Body, view: MetadataView) -> int:
 
 
 def with_schema_version(body: Body, version: bytes) -> bytes:
-    """The body with another number of its schema. :raises BodyError: not a valid body."""
+    """The body with another schema number. :raises BodyError: not a valid body."""
     _, end = metadata_bounds(body)
     said = parse(body)
     said.schema_version = version
@@ -382,7 +382,7 @@ def append_replication(
 ) -> tuple[bytes, int]:
     """Append an entry's origin to its metadata; existing bytes stay unchanged.
 
-    :param schema_version: the remote's number of the schema, if it differs from ours (R41). The last value of a
+    :param schema_version: the remote's number for the schema, if it differs from ours (R41). The last value of a
         protobuf field counts, so the appended one replaces the client's.
     :returns: the new body with updated size and checksum, and the number of bytes appended to the metadata.
     :raises BodyError: not a valid body.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any command through the protobuf parser: complete and slow, for all that ``frames`` does not read by hand."""
+"""Reads any command with the protobuf parser: complete and slow, for all that ``frames`` does not read by hand."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def parse(command: bytes, payload: bytes | None) -> AnyCommand:
             raise FrameMalformed("a command without a type")
         return Command(kind, base)
     if not base.HasField(name):
-        if kind in (18, 19):  # PING and PONG have nothing to say
+        if kind in (18, 19):  # PING and PONG have no content
             return Command(kind, getattr(base, name))
         raise FrameMalformed(f"a command of type {kind} without its field {name}")
     message: Any = getattr(base, name)

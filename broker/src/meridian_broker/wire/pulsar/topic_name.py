@@ -23,13 +23,13 @@ DEFAULT_TENANT: Final = "public"
 DEFAULT_NAMESPACE: Final = "default"
 
 _ENTITY: Final = re.compile(r"(?!\.\.?\Z)[-=:.\w]+", re.ASCII)
-"""Not ``.`` and ``..``: clients of HTTP take them out of a path."""
+"""Not ``.`` and ``..``: HTTP clients remove them from a path."""
 _PARTITION: Final = re.compile(r"-partition-(0|[1-9][0-9]{0,8})\Z", re.ASCII)
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class TopicName(NamedTuple):
-    """A topic, completely named. Make it with ``parse`` or ``of``, which check."""
+    """The full name of a topic. Create it with ``parse`` or ``of``, which validate."""
 
     domain: str
     tenant: str
@@ -99,9 +99,9 @@ def of(tenant: str, namespace: str, local_name: str, domain: str = PERSISTENT) -
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> TopicName:
-    """Any form a client may write, completed. Regions name topics in all they say to each other: some are remembered.
+    """Any form a client may write, completed. Recent results are cached: regions name topics in every message.
 
-    :raises InvalidTopicNameError: no topic name; the message shows the text.
+    :raises InvalidTopicNameError: not a topic name; the message shows the text.
     """
     domain, separator, rest = text.partition("://")
     parts = (rest if separator else text).split("/")
@@ -132,6 +132,6 @@ def parse_namespace(text: str) -> tuple[str, str]:
 
 
 def in_path(topic: str) -> str:
-    """A full name as URLs of the admin API have it: ``domain/tenant/namespace/topic``, each part quoted."""
+    """A full name as in URLs of the admin API: ``domain/tenant/namespace/topic``, each part quoted."""
     domain, _, below = topic.partition("://")
     return "/".join(quote(part, safe="") for part in (domain, *below.split("/", 2)))
