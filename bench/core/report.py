@@ -14,7 +14,7 @@ from typing import Any
 def finish(figures: Mapping[str, Any], targets: Mapping[str, Any], load_before: float, *, as_json: bool) -> int:
     """Print the result.
 
-    :param targets: dataclasses whose ``met`` says whether the target was reached.
+    :param targets: dataclasses whose ``met`` says whether the target was met.
     :returns: the exit code: 1 if a target is missed.
     """
     machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
