@@ -24,14 +24,14 @@ KINDS: Final = {
     "job": ("batch/v1", "Job"),
 }
 POLL_SECONDS: Final = 0.5
-"""A look costs a tenth of a second or two of processor time, which what is waited for may need."""
+"""A check costs 0.1 to 0.2 s of processor time, which the thing that is waited for may need."""
 TOOK: Final[list[tuple[float, str]]] = []
-"""The seconds of each command and each wait so far, and which it was."""
+"""Each command and wait so far, with its seconds."""
 
 
 @contextmanager
 def timed(what: str) -> Iterator[None]:
-    """Note how long something takes."""
+    """Record how long something takes."""
     began = time.monotonic()
     try:
         yield
@@ -45,12 +45,12 @@ class Cluster:
     def __init__(self, environment: dict[str, str], directory: Path) -> None:
         self.environment = environment
         self.directory = directory
-        """Where commands run: a copy of the checkout's surface, so that what they write does not land in it."""
+        """Where commands run: a copy of the checkout's top level, so that they do not write into the checkout."""
         config_file = environment["KUBECONFIG"]
         self._api = DynamicClient(config.new_client_from_config(config_file))  # type: ignore[no-untyped-call]
 
     def run(self, command: str, seconds: float = 300) -> str:
-        """A line of shell, as a person would type it. A failure shows what it said."""
+        """Run a line of shell, as a person would type it. A failure shows its output."""
         with timed(f"$ {command}"):
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", command],
@@ -79,7 +79,7 @@ class Cluster:
         return next((one for one in conditions if one["type"] == kind), {})
 
     def wait(self, condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
-        """The first true value of ``condition()``."""
+        """Wait for the first true value of ``condition()``, and return it."""
         until = time.monotonic() + seconds
         with timed(f"waited for {what}"):
             while not (value := condition()):
@@ -88,7 +88,7 @@ class Cluster:
         return value
 
     def diagnosis(self) -> str:
-        """What somebody would look at first."""
+        """What a person would look at first."""
         told = []
         for command in (
             "kubectl get pods -A",
@@ -103,7 +103,7 @@ class Cluster:
 
 
 def empty(cluster: Cluster) -> None:
-    """Take away what an earlier run, perhaps one that was cut off, has left."""
+    """Remove what an earlier, perhaps interrupted, run left behind."""
     kinds = "geotopics shadowtopics replicatedsubscriptions metadatasyncpolicies"
     cluster.run(
         f"for kind in {kinds}; do kubectl get crd $kind.meridian.dev >/dev/null 2>&1 || continue; "

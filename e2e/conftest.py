@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real Kubernetes cluster, with nothing of ours in it when the tests begin.
 
-Which cluster: see ``e2e/cluster``. Set ``E2E_KEEP=1`` to look around after a failure. A run that a time limit ends
-(SIGTERM) says what it did until then, as after Ctrl-C.
+Which cluster: see ``e2e/cluster``. Set ``E2E_KEEP=1`` to look around after a failure. A run ended by a time limit
+(SIGTERM) reports what it did until then, as after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLOWEST = 40
 
 
 def pytest_sessionstart() -> None:
-    """Without a cluster there is nothing to test, and that is no success."""
+    """Without a cluster there is nothing to test, which is not success."""
     told = subprocess.run([ROOT / "e2e/cluster", "provider"], capture_output=True, text=True)
     if told.returncode:
         print(told.stderr, file=sys.stderr, end="")
@@ -59,14 +59,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def images(cluster: Cluster) -> Iterator[Images]:
-    """What was built and loaded so far."""
+    """The images built and loaded so far."""
     with Images() as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def earlier(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Earlier | None:
-    """An earlier version's checkout. None: this clone has none."""
+    """An earlier version's checkout; None: this clone has no earlier version."""
     return checked_out(cluster, tmp_path_factory.mktemp("earlier"))
 
 
@@ -77,7 +77,7 @@ def measured(pytestconfig: pytest.Config) -> Callable[[str], None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """What took longest, and what was measured, one sentence a line."""
+    """What took longest and what was measured, one sentence per line."""
     for seconds, what in sorted(TOOK, reverse=True)[:SLOWEST]:
         terminalreporter.write_line(f"{seconds:6.1f} s  {' '.join(what.split())[:100]}")
     for line in config.stash.get(MEASURED, []):

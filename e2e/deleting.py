@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of topics when their objects are deleted: each case as a function, on three running regions."""
+"""What happens to topics when their objects are deleted: each case as a function, on three running regions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Topics:
         self.call = call
 
     def make(self, name: str, policy: str, topic: str = "", namespace: str = "default") -> None:
-        """An object, and wait for it to be what it says or to be refused."""
+        """Create an object, and wait until it is Ready or refused."""
         spec = {
             "topic": f"persistent://public/default/{topic or name}",
             "regions": list(REGIONS),
@@ -43,26 +43,26 @@ class Topics:
             self.call("us-east", "PUT", f"/admin/v2/persistent/public/default/{name}/properties", {"made": "once"})
 
     def because(self, name: str, reason: str) -> str:
-        """Wait for Ready to have the reason. Says the message."""
+        """Wait until Ready has the reason. Returns the message."""
         told = partial(self.cluster.condition, f"geotopic/{name}", "Ready")
         self.cluster.wait(lambda: told().get("reason") == reason, f"{name} to be {reason}")
         return str(told()["message"])
 
     def delete(self, name: str) -> None:
-        """Without waiting for the end."""
+        """Delete the object without waiting for the end."""
         self.cluster.run(f"kubectl delete geotopic/{name} --wait=false")
 
     def gone(self, name: str, namespace: str = "default") -> None:
-        """Wait for the object to be gone."""
+        """Wait until the object is gone."""
         self.cluster.wait(lambda: self.cluster.get(f"geotopic/{name}", namespace) is None, f"{name} to be gone")
 
     def no_pods(self, namespace: str, label: str) -> None:
-        """Wait for the pods with this label to be gone."""
+        """Wait until the pods with this label are gone."""
         pods = f"kubectl -n {namespace} get pods -l {label} -o name"
         self.cluster.wait(lambda: not self.cluster.run(pods).strip(), f"no pods {label}")
 
     def is_untouched(self, name: str) -> bool:
-        """Is it the topic that was made, and not one made anew?"""
+        """Is it the original topic, not a recreated one?"""
         found = self.call("us-east", "GET", f"/admin/v2/persistent/public/default/{name}/properties")
         return bool(found == {"made": "once"})
 
@@ -73,7 +73,7 @@ class Topics:
 
 
 def a_loser_of_a_conflict(topics: Topics, policy: str) -> None:
-    """Its deletion touches nothing."""
+    """The deletion of an object without control touches nothing."""
     name = f"fought-over-{policy.lower()}"
     topics.make(name, "Delete")
     topics.make(f"{name}-loser", policy, topic=name)
@@ -87,7 +87,7 @@ def a_loser_of_a_conflict(topics: Topics, policy: str) -> None:
 
 
 def a_paused_object(topics: Topics) -> None:
-    """Its deletion waits until it is not paused any more."""
+    """A paused object's deletion waits until it is no longer paused."""
     topics.make("held", "Delete")
     topics.cluster.run("kubectl annotate geotopic/held meridian.dev/paused=true")
     topics.because("held", "Paused")
@@ -100,7 +100,7 @@ def a_paused_object(topics: Topics) -> None:
 
 
 def a_region_that_is_down(topics: Topics) -> None:
-    """The deletion names it, and waits for it; then the topic is gone from all regions."""
+    """The deletion reports the region that is down and waits for it; then the topic is gone from all regions."""
     topics.make("split", "Delete")
     topics.cluster.run("kubectl -n eu-central scale statefulset meridian-broker --replicas=0")
     topics.no_pods("eu-central", "statefulset.kubernetes.io/pod-name=meridian-broker-0")
@@ -114,7 +114,7 @@ def a_region_that_is_down(topics: Topics) -> None:
 
 
 def no_operator(topics: Topics) -> None:
-    """Policy Retain needs none; policy Delete waits for one."""
+    """Without an operator: policy Retain needs none; policy Delete waits for one."""
     topics.make("kept", "Retain")
     topics.make("doomed", "Delete")
     topics.cluster.run("kubectl -n meridian-system scale deployment/operator --replicas=0")
@@ -130,7 +130,7 @@ def no_operator(topics: Topics) -> None:
 
 
 def a_namespace(topics: Topics) -> None:
-    """It ends when its objects have, and takes with it what they stand for."""
+    """A namespace ends once its objects have, and takes their topics with it."""
     topics.cluster.run(f"kubectl create namespace {TEAM}")
     topics.cluster.run(
         "helm upgrade operator helm/meridian-operator -n meridian-system --reuse-values "

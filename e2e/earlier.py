@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An earlier version of this repository: its checkout, its images, and the commands of its quickstart.
 
-Which one: ``E2E_FROM`` (a commit), else the latest release before this one, else a commit of some time ago.
+Which version: ``E2E_FROM`` (a commit), else the latest release before this one, else an older commit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Final
 from clusters import ROOT, Cluster
 
 TAG: Final = "earlier"
-"""Of its images."""
+"""Tag of its images."""
 COMMITS: Final = 100
-"""How far back, as long as there is no release."""
+"""How many commits back, as long as there is no release."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """That version."""
+    """The earlier version."""
 
     since: str
     """Its commit."""
@@ -32,11 +32,11 @@ class Earlier:
     """The cluster, with commands that run in its checkout."""
     tag: str = TAG
     images: Sequence[str] = ("broker", "operator")
-    """Those that are used: etcd's is the other version's."""
+    """The images used from it; etcd's is this version's."""
 
 
 def checked_out(cluster: Cluster, directory: Path) -> Earlier | None:
-    """Write its files into the directory. None: there is no such version here, as in a shallow clone."""
+    """Write its files into the directory. None: the version is not here, as in a shallow clone."""
     since = _revision()
     if since is None:
         return None
@@ -62,7 +62,7 @@ def _revision() -> str | None:
 
 
 def with_tls(cluster: Cluster) -> None:
-    """Let the values of its quickstart name addresses with TLS, and the Secrets ``regions-tls`` and ``regions-ca``."""
+    """Make its quickstart's values name addresses with TLS, and the Secrets ``regions-tls`` and ``regions-ca``."""
     ports = {"pulsar://": "pulsar+ssl://", "http://": "https://", ":6650": ":6651", ":8080": ":8443"}
     for file in (cluster.directory / "examples/kubernetes").glob("*.yaml"):
         text = file.read_text(encoding="utf-8")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region's volume grows as docs/operations.md prints it: its claim, then the release, while the broker's pod goes on.
+"""A region's volume grows as in docs/operations.md: its claim, then the release, while the broker's pod keeps running.
 
-Clusters for tests have volumes that are directories, for which Kubernetes lets claims grow if their storage class says
-so, and nothing enlarges anything. So what is tried here is what Kubernetes and Helm admit, in their order. That the
-storage then follows is the storage's part.
+Volumes of test clusters are directories: Kubernetes lets their claims grow if the storage class says so, but nothing is
+enlarged. So this tests what Kubernetes and Helm admit, in their order. Whether the volume then grows is up to storage.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Growing:
         return self.cluster.run(f"kubectl -n {NAMESPACE} get {what} -o jsonpath='{{{path}}}'").strip()
 
     def sizes(self) -> tuple[str, str]:
-        """That of the claim, and that with which the StatefulSet would make another one."""
+        """The size of the claim, and the size with which the StatefulSet would create another."""
         template = ".spec.volumeClaimTemplates[0].spec.resources.requests.storage"
         return (
             self.shown(f"pvc/{CLAIM}", ".spec.resources.requests.storage"),
@@ -40,14 +39,14 @@ class Growing:
         )
 
     def pod(self) -> tuple[str, str]:
-        """Which one it is, and how often its broker was started again."""
+        """The pod's identity, and how often its broker was restarted."""
         return (
             self.shown("pod/meridian-broker-0", ".metadata.uid"),
             self.shown("pod/meridian-broker-0", '.status.containerStatuses[?(@.name=="broker")].restartCount'),
         )
 
     def grow(self) -> None:
-        """The printed commands. Without the first two, the third says which they are, and changes nothing."""
+        """Run the printed commands. Without the first two, the third names them and changes nothing."""
         before, size = self.pod(), self.sizes()
         assert size[0] == size[1] != "40Gi"
         with self._class_allows_it():
@@ -64,7 +63,7 @@ class Growing:
 
     @contextmanager
     def _class_allows_it(self) -> Iterator[None]:
-        """The claim's storage class lets claims grow, while inside."""
+        """While inside, the claim's storage class lets claims grow."""
         name = self.shown(f"pvc/{CLAIM}", ".spec.storageClassName")
         allowed = self.cluster.run(f"kubectl get storageclass/{name} -o jsonpath='{{.allowVolumeExpansion}}'").strip()
         self._allow(name, True)

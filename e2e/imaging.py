@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images that pods are made of, each built and loaded once, however many walks need it."""
+"""The images of pods, each built and loaded once, however many walks need it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from clusters import Cluster
 from earlier import Earlier
 
 TAG: Final = "0.1.0"
-"""Of this version's images."""
+"""Tag of this version's images."""
 BUILD_SECONDS: Final = 900
 
 
 class Images:
-    """Builds one at a time, beside the tests. Use it as a context manager, which waits for what was begun."""
+    """Builds one image at a time, beside the tests. A context manager, which waits for builds in progress."""
 
     def __init__(self) -> None:
         self._builder = ThreadPoolExecutor(1)
@@ -30,11 +30,11 @@ class Images:
         self._builder.shutdown(cancel_futures=True)
 
     def are_loaded(self, names: Iterable[str]) -> None:
-        """Somebody else has built these and loaded them."""
+        """Record that others have built and loaded these."""
         self._loaded |= {_image(name, TAG) for name in names}
 
     def build(self, where: Cluster, names: Iterable[str], tag: str = TAG) -> None:
-        """Begin to, without disturbing what else the machine does.
+        """Begin to build, at low priority.
 
         :param where: its directory is the checkout.
         """
@@ -51,7 +51,7 @@ class Images:
         self.build(cluster, ("broker", "operator", "verifier", "etcd", "bookkeeper"))
 
     def load(self, where: Cluster, names: Iterable[str], tag: str = TAG) -> None:
-        """Pods can use these when it returns. A build that failed is raised here."""
+        """Return once pods can use these. Raises the failure of a build."""
         names = list(names)
         self.build(where, names, tag)
         for image in [_image(name, tag) for name in names]:

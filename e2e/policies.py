@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reaches which port of our pods, asked from inside of pods: ours, and one that has no business there."""
+"""Who reaches which port of our pods, tried from inside pods: ours, and a stranger's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clusters import Cluster
 STRANGER: Final = "stranger"
 OURS: Final = ("us-east", "us-west", "eu-central", "meridian-system", "meridian-verifier")
 PYTHON: Final = "/opt/meridian/bin/python"
-"""In the images of the broker and the operator."""
+"""The interpreter in the images of the broker and the operator."""
 
 CONNECT: Final = """
 import socket, sys
@@ -65,18 +65,18 @@ async def main():
 
 asyncio.run(main())
 """
-"""Says to whom the etcds of us-west and us-east let this broker in: as itself, and with less than it needs."""
+"""Prints with which credentials the etcds of us-west and us-east let this broker in: its own, and incomplete ones."""
 
 
 class Policies:
-    """Asks pods what they reach."""
+    """Finds out what pods reach."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         (cluster.directory / "connect.py").write_text(CONNECT)
 
     def reached(self, namespace: str, pod: str, places: list[str]) -> set[str]:
-        """Those of the places, each an address with a port, at which a connection is accepted.
+        """Those of the places, each an address with a port, that accept a connection.
 
         :param pod: as for ``kubectl exec``, with its container.
         """
@@ -87,7 +87,7 @@ class Policies:
         return self.reached(STRANGER, "visitor", places)
 
     def places(self, namespace: str, labels: str, *ports: int) -> list[str]:
-        """These ports of the running pods with these labels."""
+        """Addresses, with these ports, of the running pods with these labels."""
         addresses = self.cluster.run(
             f"kubectl -n {namespace} get pods -l '{labels}' --field-selector status.phase=Running "
             "-o jsonpath='{.items[*].status.podIP}'"
@@ -104,7 +104,7 @@ class Policies:
     def stranger(self) -> Iterator[None]:
         """A namespace that is not ours, with a pod that visits others and one that is visited.
 
-        Skips the test where the cluster does not enforce policies: a policy that allows nothing tells.
+        Skips the test if the cluster does not enforce policies, found by one that allows nothing.
         """
         try:
             self.cluster.run("e2e/cluster enforce on", seconds=1800)
@@ -124,17 +124,17 @@ class Policies:
             self.cluster.run("e2e/cluster enforce off")
 
     def until_out(self, places: list[str]) -> None:
-        """Wait for the stranger to reach none of these."""
+        """Wait until the stranger reaches none of these."""
         self.cluster.wait(lambda: not self.from_stranger(places), f"{places} to be closed to strangers", seconds=60)
 
     def until_reached(self, namespace: str, pod: str, places: list[str]) -> None:
-        """Wait for a pod of ours to reach all of these."""
+        """Wait until a pod of ours reaches all of these."""
         found = partial(self.reached, namespace, pod, places)
         self.cluster.wait(lambda: found() == set(places), f"{pod} in {namespace} to reach {places}", seconds=60)
 
 
 def only_ours() -> list[dict[str, Any]]:
-    """What ``networkPolicy.clients`` and ``.admins`` say: pods in our namespaces and no others."""
+    """Values of ``networkPolicy.clients`` and ``.admins``: pods in our namespaces and no others."""
     expression = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(OURS)}
     return [{"namespaceSelector": {"matchExpressions": [expression]}}]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that docs/operations.md prints."""
+"""The commands in docs/operations.md."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """A region that goes back to an older copy of its volumes, by the commands of docs/operations.md and under traffic.
 
 Test clusters rarely have a storage driver that takes snapshots, so this module stands in for one: it copies volumes
-while their pods are stopped, and fills the claims that the printed commands make.
+while their pods are stopped, and fills the claims that the printed commands create.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ COPIES: Final = {
 
 
 class Snapshots:
-    """Stands in for the storage driver: copies of both volumes, in a claim of its own."""
+    """Stands in for the storage driver: keeps copies of both volumes in its own claim."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -70,12 +70,12 @@ class Snapshots:
         self._apply(COPIES)
 
     def close(self) -> None:
-        """Leave the cluster without the kind, if it had none."""
+        """Remove the kind from the cluster, if it was not there before."""
         if self._made_kind:
             self._cluster.run("kubectl delete crd volumesnapshots.snapshot.storage.k8s.io")
 
     def take(self) -> None:
-        """Copy both volumes. Their pods are stopped meanwhile: these copies would not be of one moment otherwise."""
+        """Copy both volumes. Their pods are stopped meanwhile: otherwise the copies would not be of one moment."""
         for part in ("broker", "etcd"):
             self._cluster.run(f"kubectl -n {REGION} scale statefulset meridian-{part} --replicas=0")
             self._cluster.run(f"kubectl -n {REGION} wait --for=delete pod/meridian-{part}-0 --timeout=120s")
@@ -85,7 +85,7 @@ class Snapshots:
             self._cluster.run(f"kubectl -n {REGION} rollout status statefulset/meridian-{part} --timeout=180s")
 
     def fill(self, parts: Sequence[str]) -> None:
-        """Do what a driver does for a claim that is made from a snapshot."""
+        """Do what a driver does for a claim created from a snapshot."""
         self._copy("filled", parts, 'test -z "$(ls -A /volumes/$part)"; cp -a /copies/$part/* /volumes/$part/')
 
     def _copy(self, name: str, parts: Sequence[str], command: str) -> None:
@@ -121,7 +121,7 @@ class Snapshots:
 
 
 class Backup:
-    """Of one region, by the printed commands."""
+    """A backup of one region, by the printed commands."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -152,7 +152,7 @@ class Backup:
         self._cluster.run(start + after, seconds=700)
 
     def restore_secrets(self) -> None:
-        """Lose Secrets and ConfigMaps, and go back to their copies; the pods start again with these."""
+        """Lose Secrets and ConfigMaps, and restore their copies; the pods start again with these."""
         self._cluster.run(f"kubectl -n {REGION} delete secret,configmap -l app.kubernetes.io/instance=meridian")
         self._cluster.run(f"kubectl -n {REGION} delete secret meridian-tokens")
         self._cluster.run(self._apply)
@@ -161,7 +161,7 @@ class Backup:
             self._cluster.run(f"kubectl -n {REGION} rollout status statefulset/meridian-{part} --timeout=180s")
 
     def install_again(self) -> None:
-        """Lose the namespace with all that is in it."""
+        """Lose the namespace with everything in it."""
         self._cluster.run(f"kubectl delete namespace {REGION} --timeout=240s")
         self._cluster.run(self._install, seconds=700)
 
@@ -176,7 +176,7 @@ RESTORES: Final[dict[str, Callable[[Backup], None]]] = {
 
 
 class Restoring:
-    """One region with traffic goes back to one backup, again and again; nothing is lost and nothing comes again."""
+    """One region with traffic goes back to one backup, again and again; nothing is lost or redelivered."""
 
     def __init__(self, cluster: Cluster, clients: Mapping[str, pulsar.Client]) -> None:
         self._cluster = cluster
@@ -199,7 +199,7 @@ class Restoring:
         self._one_period(lambda: restore(self._backup))
 
     def _one_period(self, what: Callable[[], None]) -> None:
-        """With traffic before, during and after it. Then look at what every region has and what is still delivered."""
+        """Restore with traffic before, during and after it. Then check what every region has and still delivers."""
         traffic = Traffic(self._clients, TOPIC, (REGION, "us-west"), consumer="us-west", begin=self._published)
         try:
             self._cluster.wait(lambda: len(traffic.acked) > 50, "traffic")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of tokens and the peer secret are replaced by the commands of docs/operations.md; clients come and go."""
+"""The token key and the peer secret are replaced by the commands of docs/operations.md; clients come and go."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from traffic import Traffic, auditing, drain
 TOPIC: Final = "persistent://public/default/rotated"
 REGIONS: Final = ("us-east", "us-west", "eu-central")
 Connect = Callable[[str, str | Callable[[], str]], pulsar.Client]
-"""Region, and the token or what says it at each login."""
+"""A client's region, and its token or a function that returns it at each login."""
 
 
 class Newcomers:
@@ -55,10 +55,10 @@ class Newcomers:
 
 
 class Rotation:
-    """One walk through the printed commands, with a pause in which regions come to use the new key by themselves."""
+    """One walk through the printed commands, with a pause in which regions start to use the new key by themselves."""
 
     def __init__(self, cluster: Cluster, connect: Connect, clients: Mapping[str, pulsar.Client]) -> None:
-        """:param clients: one of each region; they read the token's file at each login."""
+        """:param clients: one per region; they read the token's file at each login."""
         self._cluster = cluster
         self._connect = connect
         self._clients = clients
@@ -107,7 +107,7 @@ class Rotation:
 
     @contextmanager
     def _traffic(self) -> Iterator[None]:
-        """Messages are published in all regions and consumed meanwhile; none is refused, and none comes again."""
+        """Messages are published and consumed in all regions meanwhile; none is refused or redelivered."""
         traffic = Traffic(self._clients, TOPIC, REGIONS, consumer="us-west", begin=self._published)
         try:
             yield
@@ -118,7 +118,7 @@ class Rotation:
         self._stored |= set.union(*traffic.stored.values())
 
     def _new_tokens(self) -> str:
-        """Issue them, and wait until regions have issued those of the operator. Returns that of clients."""
+        """Issue the new tokens, and wait until regions have issued the operator's. Returns that of clients."""
         self._cluster.run(self._issue)
         self._sync_issuers()
 
@@ -147,7 +147,7 @@ class Rotation:
         self._wait_for("token keys reloaded", "1 in force")
 
     def _until(self, block: str, said: str) -> None:
-        """Run a block whose last command shows the logs of all regions, that one until each says this."""
+        """Run a block, and repeat its last command, which shows all regions' logs, until each log has this line."""
         *commands, shows = block.splitlines()
         self._cluster.run("\n".join(commands))
         self._sync_brokers()
@@ -180,7 +180,7 @@ class Rotation:
             self._sync(region, "-l app.kubernetes.io/component=token-issuer")
 
     def _sync(self, namespace: str, pods: str) -> None:
-        """Let the kubelet look at the pods' Secrets now. Without that it does so once a minute or so."""
+        """Make the kubelet update the pods' Secrets now. Otherwise it does so about once a minute."""
         self._cluster.run(f'kubectl -n {namespace} annotate --overwrite pod {pods} looked-at="$(date +%s%N)"')
 
     def _are_refused(self, token: str) -> None:

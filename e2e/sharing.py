@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata that three regions share, as an object of Kubernetes describes it."""
+"""Metadata that three regions share, as described by a Kubernetes object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Call = Callable[..., Any]
 
 
 class Sharing:
-    """The policy, and what regions have."""
+    """The policy, and the metadata of regions."""
 
     def __init__(self, cluster: Cluster, call: Call) -> None:
         self.cluster = cluster
@@ -34,7 +34,7 @@ class Sharing:
         )
 
     def apply(self, *, suspend: bool) -> None:
-        """Make the policy, or change it, and wait until that was done."""
+        """Create or change the policy, and wait until it is applied."""
         spec = {"regions": list(REGIONS), "suspend": suspend, "deletionPolicy": "Delete"}
         made = {
             "apiVersion": "meridian.dev/v1alpha1",
@@ -72,7 +72,7 @@ class Sharing:
         return bool(self.call(region, "GET", path) == value)
 
     def leave_alone(self, region: str) -> None:
-        """No broker of another region runs, so this one hears of nothing and tells nobody."""
+        """While inside, no broker of another region runs, so this region neither receives nor sends changes."""
         others = [one for one in REGIONS if one != region]
         for one in others:
             self.cluster.run(f"kubectl -n {one} scale statefulset {BROKER} --replicas=0")
@@ -91,7 +91,7 @@ class Sharing:
         return not self.cluster.run(pods).strip()
 
     def conflict(self) -> str:
-        """The Event that tells of it, once the object counts one."""
+        """The Event that reports the conflict, once the object counts one."""
         counted = self.cluster.wait(
             lambda: (self.cluster.get(POLICY) or {})["status"].get("conflicts"), "the object to count the conflict"
         )
@@ -102,7 +102,7 @@ class Sharing:
         return str(self.cluster.wait(lambda: self.cluster.run(events).strip(), "the Event"))
 
     def delete(self) -> None:
-        """Switches synchronization off, too."""
+        """Delete the policy, which also switches synchronization off."""
         self.cluster.run(f"kubectl delete {POLICY} --timeout=60s")
         for region in REGIONS:
             assert not self.call(region, "GET", "/meridian/v1/metadata/status")["enabled"]

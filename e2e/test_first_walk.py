@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One walk: the quickstart as it is written, then what it promises, looked at closely with real clients.
+"""One walk: the quickstart as written, then its promises, checked closely with real clients.
 
-The tests build on one another, in order. The first that fails ends the walk.
+The tests build on one another, in order. The first failure ends the walk.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ TOPIC = "persistent://public/default/orders"
 PORTS = {"us-east": 30650, "us-west": 30651, "eu-central": 30652}
 ADMIN = {region: f"http://meridian-broker.{region}.svc:8080" for region in PORTS}
 INSTALLED = {("meridian", "us-east"): 3, ("operator", "meridian-system"): 4}
-"""Releases, and how many commands their notes hold."""
+"""Release -> number of commands in its notes."""
 SUBSCRIPTION = "/meridian/v1/subscriptions/persistent/public/default/orders/billing"
 
 
 @pytest.fixture(scope="module")
 def connect(cluster: Cluster) -> Connect:
-    """Makes a client of a region, by its address for clients outside of the cluster."""
+    """Creates a client of a region, by its address for clients outside the cluster."""
     host = cluster.run("e2e/cluster host").strip()
 
     def connect(region: str, token: str | Callable[[], str]) -> pulsar.Client:
@@ -72,7 +72,7 @@ def commands() -> list[str]:
 
 
 def section(heading: str) -> list[str]:
-    """The commands of the quickstart below a heading, a line each."""
+    """The commands of the quickstart below a heading, one per line."""
     _, _, rest = QUICKSTART.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
     found = re.search(r"^```\n(.*?)\n```$", rest, re.MULTILINE | re.DOTALL)
     assert found is not None
@@ -80,7 +80,7 @@ def section(heading: str) -> list[str]:
 
 
 def noted(cluster: Cluster, release: str, namespace: str) -> list[str]:
-    """The commands that Helm printed when the release was installed."""
+    """The commands that Helm printed when it installed the release."""
     notes = cluster.run(f"helm get notes {release} -n {namespace}")
     behind_labels = re.findall(r"^ +[\w ]+: +((?:kubectl|helm) .*)$", notes, re.MULTILINE)
     return behind_labels + re.findall(r"^kubectl .*<<END\n(?:.*\n)*?END$", notes, re.MULTILINE)
@@ -111,7 +111,7 @@ def call(cluster: Cluster, region: str, method: str, path: str, body: Any = None
 
 
 def test_ten_commands_lead_to_a_failover(cluster: Cluster, images: Images, earlier: Earlier | None) -> None:
-    """Once it has built images itself, those of the other walks are built in the background."""
+    """Follow the quickstart. Once it has built its images, those of the other walks are built in the background."""
     written = commands()
     assert len(written) == 10
     for number, command in enumerate(written, 1):
@@ -126,7 +126,7 @@ def test_ten_commands_lead_to_a_failover(cluster: Cluster, images: Images, earli
 
 
 def test_brokers_waited_for_their_etcd(cluster: Cluster) -> None:
-    """All parts of a region start at once; none is restarted because another one took longer."""
+    """All parts of a region start at once; none is restarted because another took longer."""
     for region in ("us-west", "eu-central"):
         pods = json.loads(cluster.run(f"kubectl -n {region} get pods -o json"))["items"]
         restarts = {
@@ -138,7 +138,7 @@ def test_brokers_waited_for_their_etcd(cluster: Cluster) -> None:
 
 
 def test_etcd_lets_in_the_brokers_of_its_region_only(cluster: Cluster) -> None:
-    """The right certificate with the right password; not one of them alone, and not another region's."""
+    """An etcd accepts the right certificate with the right password; neither alone, and not another region's."""
     (cluster.directory / "strangers.py").write_text(LOGINS)
     inside = "kubectl -n us-west exec -i meridian-broker-0 -c broker -- /opt/meridian/bin/python -"
     assert cluster.run(f"{inside} < strangers.py").split() == ["True", *["False"] * 4]
@@ -167,7 +167,7 @@ def test_a_region_that_is_away_is_told_and_comes_back(cluster: Cluster) -> None:
 
 
 def test_a_client_inside_the_cluster_is_sent_to_addresses_inside(cluster: Cluster) -> None:
-    """A pod of one region publishes to, and hears from, another region's Service by name."""
+    """A pod of one region publishes to, and consumes from, another region's Service by name."""
     url = "pulsar://meridian-broker.us-west.svc:6650"
     inside = "kubectl -n us-east exec -i meridian-broker-0 -- sh -c"
     cluster.run(
@@ -181,7 +181,7 @@ def test_a_client_inside_the_cluster_is_sent_to_addresses_inside(cluster: Cluste
 
 
 def test_a_killed_broker_mid_stream_loses_nothing(cluster: Cluster, clients: dict[str, pulsar.Client]) -> None:
-    """Messages are published in the west while the east's pod is killed; its consumer goes on in the west."""
+    """Messages are published in the west while the east's pod is killed; its consumer continues in the west."""
     producer = clients["us-west"].create_producer(TOPIC)
     consumer = clients["us-east"].subscribe(
         TOPIC, "billing", consumer_type=pulsar.ConsumerType.Shared, replicate_subscription_state_enabled=True
@@ -194,7 +194,7 @@ def test_a_killed_broker_mid_stream_loses_nothing(cluster: Cluster, clients: dic
     for number in range(200):
         message = consumer.receive(30_000)
         got.append(message.data().decode())
-        if number % 10:  # every tenth stays without an acknowledgement
+        if number % 10:  # every tenth stays unacknowledged
             consumer.acknowledge(message)
     acked = {text for number, text in enumerate(got) if number % 10}
     cluster.run("kubectl -n us-east delete pod meridian-broker-0 --grace-period=0 --force")
@@ -251,7 +251,7 @@ def rotation(cluster: Cluster, topics: Topics, connect: Connect, clients: dict[s
 
 
 def test_a_new_key_of_tokens_counts_beside_the_old_one(rotation: Rotation, measured: Callable[[str], None]) -> None:
-    """Long before the old one ends: regions wait three minutes until they use the new one."""
+    """Add the new key long before the old one ends: regions wait three minutes before they use it."""
     came = rotation.begin()
     measured(f"while a new key was added, {came} clients connected and none was refused")
 
@@ -273,7 +273,7 @@ def test_the_verifier_says_aligned_and_sees_a_broken_cursor(
             cluster.run(command)
     forge = "kubectl -n meridian-verifier label configmap/meridian-verdict-orders forged=yes"
     assert "written by service account verifier only" in cluster.run(f"! {forge} 2>&1")
-    # A few messages that nobody has acknowledged, and a broker that is told to lose them.
+    # A few messages that nobody has acknowledged, and a broker told to lose them.
     cluster.run(
         "helm upgrade meridian helm/meridian-region -n us-east --reuse-values "
         "--set broker.config.faultInjectionEnabled=true --wait --timeout 180s"
@@ -306,7 +306,7 @@ def test_wrong_objects_are_refused_with_a_sentence(cluster: Cluster) -> None:
 def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
     cluster: Cluster, clients: dict[str, pulsar.Client]
 ) -> None:
-    """What was stored before the shadow was made, also by other regions, and what is published then."""
+    """A shadow delivers what was stored before its creation, also by other regions, and what is published later."""
     topic = "persistent://public/default/copy"
     shadow = {
         "apiVersion": "meridian.dev/v1alpha1",
@@ -342,7 +342,7 @@ def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
 
 
 def test_pods_are_restricted(cluster: Cluster) -> None:
-    """Every pod of ours would be admitted where the strictest of Kubernetes' security standards is enforced."""
+    """All our pods would be admitted under the strictest Kubernetes security standard."""
     for namespace in NAMESPACES:
         told = cluster.run(
             f"kubectl label --dry-run=server --overwrite namespace {namespace} "
@@ -352,7 +352,7 @@ def test_pods_are_restricted(cluster: Cluster) -> None:
 
 
 def test_network_policies_keep_strangers_out(cluster: Cluster) -> None:
-    """A pod in a namespace that is not ours reaches no etcd, and brokers only where clients are not listed."""
+    """A pod in a namespace that is not ours reaches no etcd, and reaches brokers only if clients are not listed."""
     policies = Policies(cluster)
     of_broker = partial(policies.places, "us-west", "app.kubernetes.io/component=broker")
     pulsar_port, admin = of_broker(6650, 8080)
@@ -379,7 +379,7 @@ def test_network_policies_keep_strangers_out(cluster: Cluster) -> None:
 
 
 def test_the_operator_has_a_token_of_a_day_for_each_region(cluster: Cluster) -> None:
-    """Each region may write its own one, and reads no other."""
+    """Each region may write its own token's Secret, and read no other."""
 
     def may(account: str, verb: str, secret: str) -> bool:
         asked = f"kubectl auth can-i {verb} secret/{secret} -n meridian-system --as=system:serviceaccount:{account}"
@@ -513,8 +513,8 @@ def test_a_deletion_takes_what_it_should_and_nothing_else(topics: Topics, case: 
 
 
 def test_metadata_are_made_once_and_a_conflict_is_shown(cluster: Cluster) -> None:
-    """Two regions set one policy while they are cut apart, and another one while synchronization is off: all end with
-    the later values."""
+    """Two regions set one policy while they are cut off from each other, and another while synchronization is off: all
+    end with the later values."""
     sharing = Sharing(cluster, partial(call, cluster))
     sharing.permit()
     sharing.apply(suspend=False)
@@ -560,7 +560,7 @@ def test_to_end_it_all(cluster: Cluster) -> None:
 
 
 def _verdict(cluster: Cluster, job: str) -> dict[str, Any]:
-    """Run the verifier now; the condition that the operator makes of what it says."""
+    """Run the verifier now; returns the condition that the operator derives from its verdict."""
     cluster.run(f"kubectl -n meridian-verifier create job --from=cronjob/verifier {job}")
     ended = cluster.wait(lambda: _ended(cluster, job), f"job {job} to end", seconds=420)
     log = cluster.run(f"kubectl -n meridian-verifier logs job/{job}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Another walk, with TLS: an earlier version, upgraded region by region under traffic; then another authority.
 
-Commands are those that docs/operations.md prints.
+The commands are those of docs/operations.md.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from traffic import Traffic, auditing, drain, working
 TOPIC = "persistent://public/default/orders"
 PORTS = {"us-east": 30650, "us-west": 30651, "eu-central": 30652}
 REPEATED = 20
-"""What a client acknowledges within a tenth of a second may come again after each of three restarts."""
+"""What a client acknowledges within a tenth of a second may be redelivered after each of three restarts."""
 
 
 @dataclass
 class Deployment:
-    """Three regions that serve TLS, and clients of theirs."""
+    """Three regions that serve TLS, and their clients."""
 
     cluster: Cluster
     host: str
     token: str
     since: str
-    """The commit that was installed first."""
+    """The commit installed first."""
     authorities: dict[str, trustme.CA] = field(default_factory=dict)
 
     def connect(self, region: str, token: str | Callable[[], str], trusted: str = "clients.crt") -> pulsar.Client:
-        """A client that believes the authorities in that file."""
+        """A client that trusts the authorities in the file."""
         return pulsar.Client(
             f"pulsar+ssl://{self.host}:{PORTS[region]}",
             listener_name="external",
@@ -50,7 +50,7 @@ class Deployment:
         )
 
     def authority(self, name: str) -> None:
-        """Make an authority, ``ca.NAME``, and its certificate for each region: ``REGION.crt`` and ``REGION.key``."""
+        """Create an authority, ``ca.NAME``, and its certificate for each region: ``REGION.crt`` and ``REGION.key``."""
         made = self.authorities[name] = trustme.CA()
         made.cert_pem.write_to_path(str(self.cluster.directory / f"ca.{name}"))
         for region in REGIONS:
@@ -60,14 +60,14 @@ class Deployment:
             (self.cluster.directory / f"{region}.crt").write_bytes(chain)
 
     def trust(self, *names: str) -> None:
-        """Let clients that connect from now on believe these authorities."""
+        """Make clients that connect from now on trust these authorities."""
         both = b"".join((self.cluster.directory / f"ca.{name}").read_bytes() for name in names)
         new = self.cluster.directory / "clients.new"
         new.write_bytes(both)
         new.rename(self.cluster.directory / "clients.crt")
 
     def sync(self) -> None:
-        """Let the kubelet look at the pods' Secrets now. Without that it does so once a minute or so."""
+        """Make the kubelet update the pods' Secrets now. Otherwise it does so about once a minute."""
         for namespace in (*REGIONS, "meridian-system"):
             self.cluster.run(f'kubectl -n {namespace} annotate --overwrite pod --all looked-at="$(date +%s%N)"')
 
@@ -115,14 +115,14 @@ def clients(deployment: Deployment) -> Iterator[dict[str, pulsar.Client]]:
 
 
 def running(cluster: Cluster) -> set[str]:
-    """The images of all our pods' first containers."""
+    """The images of the first containers of all our pods."""
     shown = "-o jsonpath='{range .items[*]}{.spec.containers[0].image}{\"\\n\"}{end}'"
     label = "app.kubernetes.io/name in (meridian,meridian-operator),app.kubernetes.io/component notin (etcd,test)"
     return set(cluster.run(f"kubectl get pods -A -l '{label}' {shown}").split())
 
 
 def everything_is_everywhere(clients: dict[str, pulsar.Client], traffic: Traffic) -> None:
-    """Each region has what was stored in any; what nobody has acknowledged is delivered, in another region."""
+    """Each region has what was stored in any; what nobody has acknowledged is delivered in another region."""
     stored = set.union(*traffic.stored.values())
     for region in REGIONS:
         consumer = auditing(clients[region], TOPIC)
@@ -192,7 +192,7 @@ def test_the_authority_is_replaced_and_no_client_is_refused(
             deployment.sync()
             came = newcomers.came
             cluster.wait(lambda: newcomers.came > came + 2 * len(REGIONS), "clients that believe the new one alone")
-        cluster.run("kubectl -n us-west delete pod meridian-broker-0")  # all its links are made again
+        cluster.run("kubectl -n us-west delete pod meridian-broker-0")  # all its links connect again
         cluster.run("kubectl -n us-west rollout status statefulset/meridian-broker --timeout=180s", seconds=200)
         cluster.wait(
             lambda: cluster.condition("geotopic/orders", "Replicating").get("status") == "True", "links with it"

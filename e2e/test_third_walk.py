@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A third walk: a region on BookKeeper, with several brokers and three bookies, under traffic all the time.
 
-The fixture installs it; each test disturbs it, and the last one looks at what became of the messages.
+The fixture installs it; each test disturbs it, and the last one checks the messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PORT = 30650
 PARTITIONS = 4
 IMAGES = ("broker", "etcd", "bookkeeper")
 SETTLED_SECONDS = 0.5
-"""What a client acknowledged so long ago has reached its broker: official clients batch acknowledgements for 100 ms."""
+"""Acknowledgements this old have reached the broker: official clients batch them for 100 ms."""
 VALUES = {
     "region.name": REGION,
     "region.storage": "bookkeeper",
@@ -64,14 +64,14 @@ for process in filter(str.isdecimal, os.listdir("/proc")):
 
 @dataclass
 class Disturbance:
-    """What was acknowledged and settled when it began, and since when; and how many messages had come again by then."""
+    """At its begin: what was acknowledged and had reached the broker, since when, and how many were redelivered."""
 
     began: float
     settled: dict[int, float]
     repeated: int
 
     def told(self, traffic: Traffic) -> str:
-        """Messages that it made come again, with the seconds from its begin to acknowledgement and second delivery."""
+        """Messages that it caused to be redelivered, with seconds from its begin to acknowledgement and redelivery."""
         later = zip(traffic.repeated[self.repeated :], traffic.repeated_at[self.repeated :], strict=True)
         return ", ".join(
             f"{number} (acknowledged at {self.settled[number] - self.began:+.2f} s, again at {at - self.began:+.2f} s)"
@@ -82,7 +82,7 @@ class Disturbance:
 
 @dataclass
 class Region:
-    """The region, and traffic in it that goes on from test to test."""
+    """The region, and traffic in it that continues from test to test."""
 
     cluster: Cluster
     client: pulsar.Client
@@ -90,11 +90,11 @@ class Region:
     disturbances: dict[str, Disturbance] = field(default_factory=dict)
 
     def disturb(self, what: str, disturbance: Callable[[], None]) -> None:
-        """Let something happen. What was published by then is stored in the end, and messages go on being consumed.
+        """Cause a disturbance. What was published before is stored in the end, and consumption continues.
 
-        It returns when the consumer has received something later from every partition, and with it what the disturbance
-        made come again. A client waits longer from attempt to attempt: it may reach one partition's new owner seconds
-        after the others', and what came again then would be blamed on the next disturbance.
+        Returns once the consumer has received something later from every partition, and with it everything redelivered
+        because of the disturbance. A client waits longer from attempt to attempt: it may reach one partition's new
+        owner seconds after the others', and redeliveries then would be blamed on the next disturbance.
         """
         began = time.monotonic()
         settled = {number: at for number, at in self.traffic.acked_at.copy().items() if at < began - SETTLED_SECONDS}
@@ -120,7 +120,7 @@ class Region:
         self.cluster.wait(lambda: len(self.cluster.run(pods).split()) == brokers, f"{brokers} pods of brokers")
 
     def kill(self, pod: str) -> None:
-        """SIGKILL for all of a pod's processes, by a pod that sees those of the node and runs as the same user."""
+        """SIGKILL all of a pod's processes, by a pod that sees the node's processes and runs as the same user."""
         name = f"kill-{pod}"
         container = {
             "name": "kill",
@@ -187,7 +187,7 @@ def serves(region: Region, number: int) -> bool:
 
 
 def test_nothing_was_restarted_because_something_else_took_longer(region: Region) -> None:
-    """But for AutoRecovery, which ends whenever its lease in etcd does, on a slow machine too."""
+    """Except AutoRecovery, which exits whenever its lease in etcd expires, also on a slow machine."""
     served = "app.kubernetes.io/component in (broker,bookie,etcd)"
     pods = json.loads(region.cluster.run(f"kubectl -n {REGION} get pods -l '{served}' -o json"))["items"]
     restarts = {
@@ -209,7 +209,7 @@ def test_a_client_inside_the_cluster_is_sent_from_the_service_to_the_pod(region:
 
 
 def test_strangers_do_not_reach_bookies(region: Region) -> None:
-    """Bookies ask for no secret: the NetworkPolicy is all that protects them."""
+    """Bookies require no secret: only the NetworkPolicy protects them."""
     policies = Policies(region.cluster)
     bookies = policies.places(REGION, "app.kubernetes.io/component=bookie", 3181)
     with policies.stranger():

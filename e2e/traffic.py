@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that publish numbers, consume them and keep account."""
+"""Clients that publish numbers, consume them and keep records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pulsar
 
 PAUSE_SECONDS = 0.05
-"""Between two messages of a producer."""
+"""Interval between two messages of a producer."""
 
 
 class Traffic:
@@ -36,17 +36,17 @@ class Traffic:
         """
         self.begin = self.published = begin
         self.stored: dict[str, set[int]] = {region: set() for region in producers}
-        """By the region that gave the receipt."""
+        """Numbers with a receipt, by the region that gave it."""
         self.received: set[int] = set()
-        """By the consumer, acknowledged or not."""
+        """Numbers that the consumer received, acknowledged or not."""
         self.acked: set[int] = set()
         self.acked_at: dict[int, float] = {}
-        """When the consumer acknowledged each, the last time; by the monotonic clock."""
+        """When the consumer last acknowledged each, by the monotonic clock."""
         self.refused: list[str] = []
         self.repeated: list[int] = []
-        """Acknowledged, and delivered again."""
+        """Numbers acknowledged and then redelivered."""
         self.repeated_at: list[float] = []
-        """When each of them came again, by the monotonic clock."""
+        """When each of them was redelivered, by the monotonic clock."""
         self._over = threading.Event()
         self._consumer = working(clients[consumer], topic)
         self._producers = {
@@ -58,7 +58,7 @@ class Traffic:
             thread.start()
 
     def stop(self) -> None:
-        """All receipts and acknowledgements have arrived when it returns. The second time nothing happens."""
+        """Stop; returns once all receipts and acknowledgements have arrived. A second call does nothing."""
         if self._over.is_set():
             return
         self._over.set()
@@ -100,7 +100,7 @@ class Traffic:
 
 
 def working(client: pulsar.Client, topic: str) -> pulsar.Consumer:
-    """A consumer of a subscription that is replicated."""
+    """A consumer of a replicated subscription."""
     return client.subscribe(
         topic,
         "work",
@@ -116,7 +116,7 @@ def auditing(client: pulsar.Client, topic: str) -> pulsar.Consumer:
 
 
 def drain(consumer: pulsar.Consumer, wanted: set[int]) -> list[int]:
-    """Receive until everything wanted came, then until nothing comes any more, or nothing for a minute."""
+    """Receive until everything wanted came, then until nothing more comes, or nothing for a minute."""
     came: list[int] = []
     while True:
         try:
@@ -128,7 +128,7 @@ def drain(consumer: pulsar.Consumer, wanted: set[int]) -> list[int]:
 
 
 def receive_all(consumer: pulsar.Consumer, wanted: set[str]) -> list[pulsar.Message]:
-    """Receive until everything wanted came, then until nothing comes any more. All is acknowledged."""
+    """Receive until everything wanted came, then until nothing more comes. Acknowledges everything."""
     came: list[pulsar.Message] = []
     left = set(wanted)
     while True:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// BookKeeper's own client doing what measure.py does: for each size, entries are added to one ledger with so many bytes
-// under way at most. Prints a line per size: the word "measured", bytes, microseconds of this process's processor time
+// BookKeeper's own client doing what measure.py does: for each size, entries are added to one ledger with a limit on the
+// bytes in flight. Prints a line per size: the word "measured", bytes, microseconds of this process's processor time
 // per entry, the same of wall time, and for entries added one at a time the median and the 99th percentile in
 // milliseconds.
 // Arguments: the metadata service's URI, rounds, and then size and number of entries, in turns.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages from publishers to consumers, through one of our brokers and through a broker of Apache Pulsar.
+"""Messages from publishers to consumers, through one of our brokers and through an Apache Pulsar broker.
 
 Both store on the same three bookies, ensemble 3, write quorum 3, ack quorum 2, and in the same etcd, and take turns.
 The load is the same for both: the generator of ``bench/core`` publishes messages of 1 KiB, not batched, and then takes
-and acknowledges each by itself. What counts is the processor time that the broker uses for them, because clients,
-bookies and brokers share the machine. The first turns are for Java's compiler and do not count.
+and acknowledges each individually. What counts is the processor time that the broker uses for them, because clients,
+bookies and brokers share the machine. The first turns warm up Java's compiler and do not count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLUSTER = "beside"
 NAMESPACE = "public/default"
 SIZE = 1024
 WINDOW = 1000
-"""Messages without receipt."""
+"""Maximum number of messages without receipt."""
 EARLIEST = {"ledgerId": -1, "entryId": -1}
 WARMING = 4
 """Turns that do not count."""
@@ -41,10 +41,10 @@ PATIENCE_SECONDS = 120.0
 
 
 class PulsarBroker(KilledAtExit):
-    """A broker of Apache Pulsar that stores on running bookies."""
+    """An Apache Pulsar broker that stores on running bookies."""
 
     def __init__(self, etcd: str, directory: Path) -> None:
-        """:param etcd: the URL that the bookies are registered at."""
+        """:param etcd: URL of the etcd where the bookies are registered."""
         self.port, self.http_port = free_port(), free_port()
         self.admin_url = f"http://127.0.0.1:{self.http_port}"
         self._etcd = etcd
@@ -64,7 +64,7 @@ class PulsarBroker(KilledAtExit):
         given = {"--cluster": CLUSTER, **stores, "--existing-bk-metadata-service-uri": bookies, **places}
         options = [part for option in given.items() for part in option]
         if self._run("org.apache.pulsar.PulsarClusterMetadataSetup", *options).wait(START_SECONDS) != 0:
-            raise SystemExit(f"bench: Pulsar's metadata were not written:\n{self._log()}")
+            raise SystemExit(f"bench: Pulsar's metadata was not written:\n{self._log()}")
         settings = {
             "clusterName": CLUSTER,
             "metadataStoreUrl": metadata,
@@ -114,7 +114,7 @@ class PulsarBroker(KilledAtExit):
 
 @dataclass
 class Turn:
-    """What so many messages cost one broker."""
+    """The cost of a number of messages for one broker."""
 
     messages: int
     publish_us: float
@@ -142,7 +142,7 @@ class Contender:
         place = f"persistent/{NAMESPACE}/turn-{number}-0"
         found, admin = f"{self._broker.admin_url}/lookup/v2/topic/{place}", f"{self._broker.admin_url}/admin/v2/{place}"
         wait_until(lambda: http("GET", found).status == 200, f"{self.name} to serve {topic}")
-        for path, body in (("", ...), ("/subscription/s", EARLIEST)):  # the subscription keeps what is published
+        for path, body in (("", ...), ("/subscription/s", EARLIEST)):  # the subscription keeps published messages
             if (answer := http("PUT", admin + path, body)).status != 204:
                 raise SystemExit(f"bench: {self.name} did not create {topic}{path}: {answer.text}")
         load = {"size": SIZE, "messages": 1, "window": WINDOW, "seconds": seconds, "connections": 1}
@@ -160,7 +160,7 @@ class Contender:
         )
 
     def _measured(self, what: str, **given: Any) -> tuple[Any, float]:
-        """What the generator reports, and the broker's processor seconds meanwhile."""
+        """The generator's report, and the broker's processor seconds meanwhile."""
         pairs = [f"{key}={value}" for key, value in {"port": self._broker.port, **given}.items()]
         command = [sys.executable, str(GENERATOR), what, *pairs]
         generator = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -184,8 +184,8 @@ class Contender:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=5, help="that count")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of publishing in each")
+    parser.add_argument("--turns", type=int, default=5, help="number of turns that count")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of publishing per turn")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if (why := bookies_missing() or pulsar_missing()) is not None:

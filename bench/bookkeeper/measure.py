@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of the BookKeeper engine per entry, in processor time of the client's process; how long a lone entry takes; and
-how long a dead owner's ledgers and a dead bookie are felt. Beside it BookKeeper's own client, in Java, on the same
+"""Cost of the BookKeeper engine per entry, in processor time of the client's process; the latency of a lone entry; and
+how long a dead owner's ledgers and a dead bookie cause delays. Beside it BookKeeper's own client, in Java, on the same
 bookies in the same run.
 
 Three bookies and an etcd are started for the run, unless ``--etcd`` names running ones. Every ledger is created with
-the usual ensemble, and deleted at the end. Wall time says as much about the bookies' disks as about the client,
-processor time does not.
+the usual ensemble, and deleted at the end. Wall time, unlike processor time, depends on the bookies' disks as much as
+on the client.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ JAVA = Path(__file__).with_name("JavaClient.java")
 COMPARED = ((1024, 20_000), (65536, 400))
 """Sizes and numbers of entries that both clients add."""
 PENDING_MAX = 8 << 20
-"""As a gateway would: no more is queued."""
+"""Maximum queued, as in a gateway."""
 OWNED = 1_000
 """Open ledgers of an owner that died."""
 AT_ONCE = 64
-"""Recoveries under way."""
+"""Concurrent recoveries."""
 PACE_SECONDS = 0.002
-"""Between entries while a bookie is killed."""
+"""Interval between entries while a bookie is killed."""
 LEDGER_1_KIB, LEDGER_64_KIB = "append 1024 B, 1000 per turn, 1 ledger", "append 65536 B, 16 per turn, 1 ledger"
 LONE_1_KIB = "append 1024 B, one at a time"
 
@@ -130,7 +130,7 @@ class Bench:
         self.add(Result(name, min(cpu for cpu, _ in costs), min(wall for _, wall in costs)))
 
     async def append(self, writers: list[BookKeeperWriter], size: int, burst: int, count: int) -> None:
-        """``burst`` entries per turn of the loop, to the writers in turn; ends when all are confirmed."""
+        """Append ``burst`` entries per turn of the loop, to the writers in turn, until all are confirmed."""
         data = os.urandom(size)
         progress = asyncio.Event()
         pending = 0
@@ -190,7 +190,7 @@ class Bench:
         self.add(Result(f"create {count} ledgers at once", cpu_us, wall_us))
 
     async def dead_owner_case(self, etcd: str) -> None:
-        """Another broker takes over what one left open, each ledger with entries that are confirmed."""
+        """Another broker takes over the ledgers that one left open, each with confirmed entries."""
         ids = range(self._next, self._next + OWNED)
         self._next += OWNED
         owner = await BookKeeperLedgerStore.start(etcd, "bench")
@@ -212,7 +212,7 @@ class Bench:
         await owner.close()
 
     async def dead_bookie_case(self, kill: Callable[[], None]) -> None:
-        """The longest time without a confirmation once a bookie is killed. No other one is there to take its place."""
+        """The longest time without a confirmation once a bookie is killed. There is no spare to replace it."""
         async with self.writers(1) as (writer,):
             heard = [time.monotonic()]
 
@@ -231,13 +231,13 @@ class Bench:
 
 
 async def compare(bench: Bench, etcd: str, jars: Path) -> None:
-    """Run the Java client, and say how the two differ."""
+    """Run the Java client, and report how the two differ."""
     work = [str(number) for size, count in COMPARED for number in (size, count * bench.scale)]
     command = [*java(jars), str(JAVA), f"metadata-store:etcd:{etcd}", str(bench.rounds), *work]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     if process.returncode != 0:
-        print("BookKeeper's own client is left out: this Java has no compiler, which it needs")
+        print("BookKeeper's own client is left out: it needs a Java with a compiler, and this one has none")
         return
     for line in output.decode().splitlines():
         if not line.startswith("measured "):
@@ -251,7 +251,7 @@ async def compare(bench: Bench, etcd: str, jars: Path) -> None:
 
 @asynccontextmanager
 async def running(etcd: str | None, jars: Path) -> AsyncIterator[tuple[str, Callable[[], None] | None]]:
-    """The URL of an etcd with bookies, and what kills one of them if they are ours."""
+    """The URL of an etcd with bookies, and a function that kills one of them if they are ours."""
     if etcd is not None:
         yield etcd, None
         return
@@ -292,7 +292,7 @@ async def measure(arguments: argparse.Namespace) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--etcd", help="URL of the etcd that running bookies are registered in")
+    parser.add_argument("--etcd", help="URL of the etcd where running bookies are registered")
     parser.add_argument(
         "--jars", type=Path, default=JARS, help="BookKeeper's jars, if scripts/bookkeeper put them elsewhere"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: one broker with everything, or a region of two brokers that share the shadows of a topic."""
+"""What is measured: one broker with everything, or a region of two brokers that share a topic's shadows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NAMESPACE = "public/default"
 TOPIC = f"persistent://{NAMESPACE}/news"
 REGION = "one"
 LINES = 20
-"""Of each broker's log that are shown when a run fails."""
+"""Lines of each broker's log that are shown if a run fails."""
 SILENT_SECONDS = 3600
-"""Between pings: consumers of one connection are not read while those of another subscribe."""
+"""Interval of pings: one connection's consumers are not read while another's subscribe."""
 
 
 class Arrangement(Protocol):
-    """The brokers, and the topics to subscribe to."""
+    """The brokers and the topics to subscribe to."""
 
     topics: list[str]
 
@@ -36,7 +36,7 @@ class Arrangement(Protocol):
         ...
 
     def restart(self) -> bool:
-        """Kill everything and start it again. False: not in this arrangement."""
+        """Kill everything and start it again. False: this arrangement cannot."""
         ...
 
     def __enter__(self) -> Arrangement: ...
@@ -89,7 +89,7 @@ class OneBroker:
 
 class TwoBrokers:
     """A region of two brokers on three bookies (``scripts/bookkeeper`` fetches what they need): each serves half of the
-    shadows, and one of them the topic."""
+    shadows, and one of them also the topic."""
 
     def __init__(self, directory: Path, shadows: int) -> None:
         from support.brokers.bookies import START_SECONDS, bookies_missing, jars
@@ -125,7 +125,7 @@ class TwoBrokers:
         return self
 
     def _place(self, urls: list[str]) -> None:
-        """Make the topic and its shadows, as many at each broker."""
+        """Create the topic and its shadows, the same number at each broker."""
         wait(lambda: sorted(map(bundles, urls)) == [2, 2], "both brokers to own half of the bundles")
         at = {port_of(one["service_url"]): str(one["admin_url"]) for one in self._brokers}
         home = at[owner(urls[0], TOPIC)]
@@ -152,7 +152,7 @@ class TwoBrokers:
         return self._ports[topic]
 
     def restart(self) -> bool:
-        return False  # if one of them is killed, the other one takes its topics over: bench/brokers measures that
+        return False  # if one of them is killed, the other takes over its topics: bench/brokers measures that
 
     def __exit__(self, *problem: object) -> None:
         try:
@@ -162,7 +162,7 @@ class TwoBrokers:
             self._up.stop()  # the bookies as well, which a kill would leave behind
 
     def _complain(self) -> None:
-        """What the brokers did not like, as their logs are removed with the directory."""
+        """Warnings and errors of the brokers, whose logs are removed with the directory."""
         for log in (Path(one["log"]) for one in self._brokers):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             bad = [line for line in lines if " WARN" in line or " ERROR" in line or "gave up" in line]
@@ -180,7 +180,7 @@ def make_shadow(admin_url: str, topic: str) -> None:
 
 
 def bundles(admin_url: str) -> int:
-    """How many bundles a broker owns. -1: it does not say."""
+    """Number of bundles that a broker owns; -1: it does not say."""
     try:
         own = admin_url.removeprefix("http://")
         return len(_ask("GET", f"{admin_url}/admin/v2/brokers/{REGION}/{own}/ownedNamespaces"))

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broadcast: one message, and a subscription of its own for each of tens of thousands of consumers.
+"""A broadcast: one message to tens of thousands of consumers, each with its own subscription.
 
 All consumers belong to one process that speaks the protocol on bare sockets, a few thousand to a connection. Each has
-an Exclusive, durable subscription. First all subscribe; then messages come at one a second and at ten, to consumers
-that acknowledge each of them and grant a permit for it; then at one a second to consumers that acknowledge nothing. A
-delivery's latency runs from the SEND until its bytes were read here. The generator shares the machine with the
-broker, so its work is part of it. Then a thousand consumers of the official Python client join them, each with a
-subscription of its own, and a client that does not read (``real.py`` publishes and measures). At last the broker is
-killed and started again, all subscribe again, and a message reaches each of them; ``--only restart`` leaves out what is
-between.
+an Exclusive, durable subscription. First all subscribe; then messages come at one and at ten per second, to consumers
+that acknowledge each and grant a permit for it; then at one per second to consumers that acknowledge nothing. A
+delivery's latency runs from the SEND until its bytes were read here, and includes the work of the generator, which
+shares the machine with the broker. Then a thousand consumers of the official Python client join, each with its own
+subscription, and a client that does not read (``real.py`` publishes and measures). At last the broker is killed and
+started again, all subscribe again, and a message reaches each of them; ``--only restart`` skips everything in between.
 
 With ``--shadows 4`` the subscriptions are spread over four shadows of the topic, in one broker; with ``--brokers 2`` as
 well, half of them in each of two brokers, on bookies (``arrangements.py``).
@@ -36,15 +35,15 @@ from raw import CLOSE_CONSUMER, MESSAGE, PING, Raw, frame, subscribing
 from report import Report
 
 PER_CONNECTION = 2_000
-"""Consumers; their numbers have one byte or two on the wire."""
+"""Maximum consumers: their numbers have one or two bytes on the wire."""
 PERMITS = 100
 AT_ONCE = 500
-"""SUBSCRIBEs of a connection that wait for their answers together."""
+"""SUBSCRIBEs of a connection in flight at once."""
 HEAD_BYTES = 64
-"""The consumer and the message id stand in these first bytes of a MESSAGE's command."""
+"""The first bytes of a MESSAGE's command, which contain the consumer and the message id."""
 STALL_SECONDS = 120.0
 MANY = 100_000
-"""From so many subscriptions on, these are the targets in seconds; before that, those for 40,000."""
+"""Targets in seconds, each from this number of subscriptions on; below, those for 40,000."""
 CONNECT_SECONDS = {False: 12.0, True: 40.0}
 P99_SECONDS = {False: 0.3, True: 0.8}
 CPU_MICROSECONDS = 10.0
@@ -53,7 +52,7 @@ RESTART_SECONDS = 60.0
 
 
 class Listener:
-    """A connection with thousands of consumers, each of a subscription of its own."""
+    """A connection with thousands of consumers, each on its own subscription."""
 
     def __init__(self, port: int, names: list[tuple[str, str]]) -> None:
         """:param names: topic and subscription of each consumer."""
@@ -61,11 +60,11 @@ class Listener:
         self._names = names
         self._data = bytearray()
         self._flows = {varint(number): encode.flow(number, 1) for number in range(len(names))}
-        """By the consumer's number, as it is on the wire."""
+        """By the consumer's number, as encoded on the wire."""
         self._place = b""
-        """The message id that came last."""
+        """The message id received last."""
         self._ack_heads, self._ack_tail = (b"", b""), b""
-        """Its ACK before the consumer's number, which has one byte or two, and behind it."""
+        """Its ACK before and after the consumer's number, which has one or two bytes."""
         self.reached: set[bytes] = set()
         """Consumers that have acknowledged a message, by their numbers."""
 
@@ -81,7 +80,7 @@ class Listener:
         return first + AT_ONCE < len(self._names)
 
     def begin(self) -> None:
-        """Grant the first permits. Only now, because messages among the answers to SUBSCRIBE would be lost."""
+        """Grant the first permits. Not earlier: messages among the answers to SUBSCRIBE would be lost."""
         self.raw.write(b"".join(encode.flow(number, PERMITS) for number in range(len(self._names))))
 
     def take(self, *, acknowledge: bool) -> int:
@@ -122,7 +121,7 @@ class Listener:
         return self._ack_heads[at - 6], number, self._ack_tail, self._flows[number]
 
     def _ack_of(self, place: bytes) -> None:
-        """Prepare what acknowledges this message."""
+        """Prepare the bytes that acknowledge this message."""
         read = pb.MessageIdData.FromString(place)
         heads: list[bytes] = []
         for consumer_id in (1, PER_CONNECTION):
@@ -135,7 +134,7 @@ class Listener:
 
 
 def connect(arrangement: Arrangement, subscriptions: list[tuple[str, str]]) -> list[Listener]:
-    """All consumers; the connections subscribe in turn, since a broker takes so many requests of each at a time."""
+    """All consumers. Connections subscribe in turn, since a broker takes only so many requests of each at once."""
     of_port: dict[int, list[tuple[str, str]]] = defaultdict(list)
     for topic, name in subscriptions:
         of_port[arrangement.port_of(topic)].append((topic, name))
@@ -162,7 +161,7 @@ def broadcast(
     *,
     acknowledge: bool,
 ) -> None:
-    """Messages at a rate, and when they arrived. :param count: subscriptions."""
+    """Messages at a rate, and when they arrived. :param count: number of subscriptions."""
     selector = selectors.DefaultSelector()
     for listener in listeners:
         selector.register(listener.raw.socket, selectors.EVENT_READ, listener)
@@ -202,8 +201,8 @@ def broadcast(
 
 
 def latencies(published: list[float], arrived: Iterable[tuple[float, int]], count: int) -> list[tuple[float, int]]:
-    """Each arrival's wait: the first ``count`` deliveries are taken for the first message's, and so on, which is exact
-    unless a message overtakes another one."""
+    """Each delivery's latency: the first ``count`` count as the first message's, and so on, which is exact unless a
+    message overtakes another."""
     found, number, left = list[tuple[float, int]](), 0, count
     for when, some in arrived:
         while some:
@@ -248,7 +247,7 @@ def real_clients(bench: Report, brokers: Arrangement, listeners: list[Listener],
 def measure(
     bench: Report, brokers: Arrangement, subscriptions: int, messages: int, real: int, *, only_restart: bool
 ) -> None:
-    """:param real: so many real clients. :param only_restart: nothing is sent before the restart."""
+    """:param real: number of real clients. :param only_restart: nothing is sent before the restart."""
     topics = brokers.topics
     names = [(topics[number % len(topics)], f"s{number}") for number in range(subscriptions)]
     empty, used, began = rss(brokers), cpu(brokers), time.monotonic()
@@ -283,7 +282,7 @@ def restart(bench: Report, brokers: Arrangement, names: list[tuple[str, str]]) -
 
 
 def serve(brokers: Arrangement, listeners: list[Listener], count: int) -> None:
-    """Publish a message, and wait until each of these subscriptions has received one, if only one of before."""
+    """Publish a message, and wait until each of these subscriptions has received one, even an earlier one."""
     producer = Raw(brokers.port_of(TOPIC))
     producer.producer(TOPIC)
     producer.write(frame(1, 100))
@@ -302,11 +301,13 @@ def serve(brokers: Arrangement, listeners: list[Listener], count: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="ten thousand subscriptions, five messages")
-    parser.add_argument("--json", action="store_true", help="nothing but one JSON object, on the last line")
-    parser.add_argument("--prepare", action="store_true", help="fetch what a run needs: nothing")
-    parser.add_argument("--only", choices=("restart",), help="connect and restart, nothing else")
-    parser.add_argument("--subscriptions", type=int, help="40,000 of them, or ten thousand with --quick")
-    parser.add_argument("--shadows", type=int, default=0, help="spread them over so many shadows of the topic")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object, on the last line")
+    parser.add_argument("--prepare", action="store_true", help="no effect: a run needs nothing fetched")
+    parser.add_argument("--only", choices=("restart",), help="only connect and restart")
+    parser.add_argument(
+        "--subscriptions", type=int, help="number of subscriptions; default: 40,000, or 10,000 with --quick"
+    )
+    parser.add_argument("--shadows", type=int, default=0, help="spread them over this many shadows of the topic")
     parser.add_argument("--brokers", type=int, choices=(1, 2), default=1, help="two need bookies: scripts/bookkeeper")
     parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
     options = parser.parse_args()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample of real consumers among the others: the official Python client, a subscription for each of them.
+"""A sample of real consumers among the others: the official Python client, with one subscription each.
 
 Prints one JSON object: how long they took to subscribe, and how long messages took from ``send`` to the listeners.
 """

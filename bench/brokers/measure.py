@@ -4,12 +4,11 @@
 *Throughput*: messages that brokers store per second of their processor time, two brokers with half of the load each
 beside one with all of it. Wall time says as much about the machine's cores, which clients and bookies share.
 
-*Change of hands*: unmodified Pulsar clients publish to every topic of one broker, each again once it has the receipt
-and half a second has passed. Then that broker is stopped (SIGTERM), or killed. The pause of a topic is the longest time
-that one of its messages waited for its receipt. A stop is over once the broker has ended, a kill once the other one
-owns every bundle and, in a figure of its own, once it has opened every topic; clients pause longer after a kill,
-because each failed attempt doubles their pause. What has a receipt has to be stored, and what a consumer acknowledged
-must not come again after a stop.
+*Handover*: unmodified Pulsar clients publish to every topic of one broker, each again half a second after its receipt.
+Then that broker is stopped (SIGTERM) or killed. The pause of a topic is the longest time that one of its messages
+waited for its receipt. A stop is over once the broker has ended, a kill once the other one owns every bundle and, as a
+separate figure, once it has opened every topic; clients pause longer after a kill, because each failed attempt doubles
+their pause. Messages with a receipt must be stored, and acknowledged ones must not be redelivered after a stop.
 """
 
 from __future__ import annotations
@@ -40,33 +39,33 @@ REGION = "us-east"
 GENERATOR = Path(__file__).parents[1] / "core" / "generator.py"
 TICKS = os.sysconf("SC_CLK_TCK")
 INTERVAL_SECONDS = 0.5
-"""Between the messages of one topic."""
+"""Interval between the messages of one topic."""
 NAMESPACE = "public/bench"
 DEFAULT_BUNDLES = 4
-"""Of namespace public/default."""
+"""Bundles of namespace public/default."""
 BUNDLES = 64
-"""Of the measured namespace, unless told otherwise: a broker that stops hands over a few bundles at a time, and clients
-wait as long as their bundle takes. One bundle holds some fifteen of a thousand topics."""
+"""Default bundles of the measured namespace: a stopping broker hands over a few bundles at a time, and clients wait as
+long as their bundle takes. One bundle holds some fifteen of a thousand topics."""
 CONSUMED = 50
 """Topics that have a consumer."""
 SESSION_SECONDS = 10.0
 """Default of metadataStoreSessionTimeoutMillis."""
 PATIENCE_SECONDS = 120.0
 KINDS = {"bookies": b"bookkeeper.server.Main", "etcd": b"etcd", "brokers": b"broker"}
-"""Of processes, by a word in their command lines; the first one counts."""
+"""Kinds of processes, by a word in their command lines; the first match counts."""
 PARTS = (THROUGHPUT, STOPPED, KILLED) = ("throughput", "stopped", "killed")
 
 
 class Processes:
-    """The processor time of all that takes part, by kind, from now on."""
+    """The processor time of all processes involved, by kind, from now on."""
 
     def __init__(self, directory: Path) -> None:
-        """:param directory: of the region; each of its processes names a place in it."""
+        """:param directory: the region's; the command line of each of its processes names a path in it."""
         self._place = str(directory).encode()
         self._before = self._now()
 
     def seconds(self) -> dict[str, float]:
-        """Since then, but for what a broker took that has ended."""
+        """Since then, without brokers that have ended."""
         now = self._now()
         took = {pid: (kind, seconds - self._before.get(pid, (kind, 0.0))[1]) for pid, (kind, seconds) in now.items()}
         return {
@@ -85,7 +84,7 @@ class Processes:
 
 
 class Region:
-    """Its brokers and their topics."""
+    """The region's brokers and their topics."""
 
     def __init__(self, directory: Path, brokers: int, bundles: int = BUNDLES) -> None:
         self.bundles = bundles
@@ -109,7 +108,7 @@ class Region:
 
     @property
     def every_bundle(self) -> int:
-        """How many bundles the brokers own together."""
+        """Number of bundles that the brokers own together."""
         return self.bundles + DEFAULT_BUNDLES
 
     @property
@@ -124,7 +123,7 @@ class Region:
         return broker
 
     def topics_of(self, broker: dict[str, Any], count: int, prefix: str, suffix: str = "") -> list[str]:
-        """So many names of topics that this broker serves."""
+        """``count`` names of topics that this broker serves."""
         found: list[str] = []
         number = 0
         while len(found) < count:
@@ -136,7 +135,7 @@ class Region:
 
 
 def is_balanced(region: Region) -> bool:
-    """All bundles are owned, and none will go to another broker."""
+    """Wait until all bundles are owned and none will move to another broker."""
     if len(region.brokers) == 1:
         return True
     counts = [owned(broker) for broker in region.brokers]
@@ -144,7 +143,7 @@ def is_balanced(region: Region) -> bool:
 
 
 def open_topics(broker: dict[str, Any]) -> int:
-    """How many topics of the measured namespace are open there."""
+    """Number of topics of the measured namespace that are open there."""
     text = http("GET", f"{broker['admin_url']}/metrics").text
     found = re.search(rf'^pulsar_topics_count{{[^}}]*"{NAMESPACE}"[^}}]*}} (\d+)', text, re.MULTILINE)
     return int(found[1]) if found else 0
@@ -191,24 +190,24 @@ def throughput(directory: Path, brokers: int, seconds: float) -> float:
 
 
 def _generator(broker: dict[str, Any], topic: str, seconds: float) -> Popen[bytes]:
-    """Publishes to the topic over one connection, whose number the generator adds to the name."""
+    """Publishes to the topic over one connection; the generator appends its number to the topic's name."""
     port = broker["service_url"].rpartition(":")[2]
     given = {"port": port, "topic": topic.removesuffix("-0"), "size": 1024, "messages": 1, "window": 500}
     pairs = [f"{key}={value}" for key, value in (given | {"seconds": seconds, "connections": 1}).items()]
     return Popen([sys.executable, str(GENERATOR), "publish", *pairs], stdin=PIPE, stdout=PIPE)
 
 
-# -- topics that change hands --------------------------------------------------------------------------------------
+# -- handover of topics --------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Change:
-    """What it cost when all topics of a broker went to the other one."""
+    """The cost of moving all topics of a broker to the other one."""
 
     topics: int
     seconds: float
     open_seconds: float
-    """Until the other broker had all of the topics open, whoever asked for them."""
+    """Until the other broker had all topics open, whoever asked for them."""
     p50_pause_seconds: float
     p99_pause_seconds: float
     receipts: int
@@ -216,11 +215,11 @@ class Change:
     lost: int
     repeated_after_ack: int
     processor_seconds: dict[str, float]
-    """Of each kind of process, until the other broker had all topics open."""
+    """Processor seconds by kind of process, until the other broker had all topics open."""
 
 
 class Publisher(threading.Thread):
-    """One message of each topic is under way, or waits for its turn."""
+    """One message of each topic is in flight, or waits for its turn."""
 
     def __init__(self, client: pulsar.Client, topics: list[str]) -> None:
         super().__init__(name="publisher", daemon=True)
@@ -274,7 +273,7 @@ class Publisher(threading.Thread):
             self.pauses = dict.fromkeys(self.pauses, 0.0)
 
     def end(self) -> None:
-        """Publish no more; returns once all receipts are there."""
+        """Publish no more; returns once all receipts have come."""
         with self._lock:
             self._ending = True
             self._lock.notify()
@@ -283,7 +282,7 @@ class Publisher(threading.Thread):
 
 
 class Subscribers:
-    """Acknowledge all that comes of some topics, and count what comes again after that."""
+    """Acknowledges everything from some topics, and counts redeliveries after that."""
 
     def __init__(self, client: pulsar.Client, topics: list[str]) -> None:
         self._acked: set[bytes] = set()
@@ -305,7 +304,7 @@ def changed(directory: Path, count: int, how: signal.Signals, bundles: int = BUN
         wait_until(lambda: is_balanced(region), "both brokers to own topics")
         leaving = region.brokers[0]
         topics = region.topics_of(leaving, count, "topic")
-        for topic in topics:  # it keeps what is published, to be counted
+        for topic in topics:  # it keeps published messages to be counted
             place = f"{leaving['admin_url']}/admin/v2/{topic.replace('://', '/')}/subscription/audit"
             if http("PUT", place, "earliest").status != 204:
                 raise SystemExit(f"bench: {topic} got no subscription")
@@ -345,7 +344,7 @@ def changed(directory: Path, count: int, how: signal.Signals, bundles: int = BUN
 
 
 def _all_open(broker: dict[str, Any], count: int) -> float:
-    """When it has so many topics open. It is asked twice a second, because the answer names each topic."""
+    """When the broker has ``count`` topics open. It is asked twice a second, because the answer lists each topic."""
     until = time.monotonic() + PATIENCE_SECONDS
     while open_topics(broker) < count:
         if time.monotonic() > until:
@@ -364,10 +363,10 @@ def _backlog(admin_url: str, topic: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="100 topics in place of 1,000, and shorter")
+    parser.add_argument("--quick", action="store_true", help="100 topics instead of 1,000, and shorter runs")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", choices=PARTS, help="one of the parts alone")
-    parser.add_argument("--topics", type=int, help="that change hands; 1,000 unless told otherwise")
+    parser.add_argument("--only", choices=PARTS, help="only this part")
+    parser.add_argument("--topics", type=int, help="number of topics to hand over; default: 1,000")
     arguments = parser.parse_args()
     if (why := bookies_missing()) is not None:
         raise SystemExit(f"bench: {why}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that starts in a region of many topics: how long its clients wait.
+"""A broker that starts in a region with many topics: how long its clients wait.
 
-Every topic on record is at rest: one sealed ledger, and a subscription. The broker is killed and started again, first
-with one topic on record, then with all of them. Times are from the start of its process to the receipt of a message on
-a topic that is on record, beside the processor time that the broker has used by then; and of messages on more topics,
-one after another, while the broker opens all the rest without being asked.
+Every topic on record is idle: one sealed ledger, and a subscription. The broker is killed and started again, first with
+one topic on record, then with all of them. Times run from the start of its process to the receipt of a message on one
+of these topics, beside the processor time that the broker has used by then. Then follow messages on more topics, one
+after another, while the broker opens all the rest on its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOGETHER = 100
 """Records written in one transaction."""
 SEED = "persistent://public/default/seed"
 FIRST_SECONDS = 2.0
-"""The target: from the start of the process to the first receipt."""
+"""The target, from the start of the process to the first receipt."""
 FOLLOWING = 200
 """Topics that get a message afterwards."""
 PACE_SECONDS = 0.05
@@ -50,7 +50,7 @@ class Start:
     """Of the broker."""
     p50_ms: float
     p99_ms: float
-    """From the creation of a producer to the receipt, on further topics."""
+    """Times from the creation of a producer to the receipt, on further topics."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -63,7 +63,7 @@ def topic(number: int) -> str:
 
 
 def make_seed(broker: BrokerProcess) -> None:
-    """A topic with a message and a subscription that acknowledged it; at rest."""
+    """An idle topic with a message and a subscription that acknowledged it."""
     client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     consumer = client.subscribe(SEED, "billing", initial_position=pulsar.InitialPosition.Earliest)
     client.create_producer(SEED).send(b"x" * 100)
@@ -74,7 +74,7 @@ def make_seed(broker: BrokerProcess) -> None:
 
 
 async def copy_record(etcd: str, count: int) -> None:
-    """So many topics with the seed's record. They share its ledger, which nobody writes or deletes any more."""
+    """``count`` topics with the seed's record. They share its ledger, which nobody writes or deletes any more."""
     store = await EtcdMetadataStore.connect(etcd, metadata_of(REGION))
     found = await store.get(keys.topic(topic_name.parse(SEED)))
     if found is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The users of the regions: producers in each, and consumers that move, acknowledge in every way, and seek.
 
-All use the ordinary client from PyPI. Each has its own random generator.
+All use the ordinary client from PyPI. Each has its own random number generator.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Subscription:
     partitions: int = 0
     origin_scope: bool = False
     rewound: bool = False
-    """The workload seeks, skips and clears: less can be said about it for sure."""
+    """The workload seeks, skips and clears: less is certain about it."""
 
 
 def client(world: World, region: str) -> pulsar.Client:
-    """An ordinary one, quiet, that gives up early."""
+    """An ordinary client, with little logging, that gives up early."""
     return pulsar.Client(
         world.url(region),
         io_threads=1,
@@ -72,7 +72,7 @@ def place(message: pulsar.Message) -> tuple[int, int, int]:
 
 
 class Producer(threading.Thread):
-    """Publishes to all topics in one region until it is told to stop; then waits for receipts."""
+    """Publishes to all topics in one region until told to stop; then waits for receipts."""
 
     def __init__(self, world: World, journal: Journal, region: str, topics: list[str], seed: str) -> None:
         super().__init__(daemon=True)
@@ -84,7 +84,7 @@ class Producer(threading.Thread):
         self._prefix = f"{region}-{seed.rpartition(':')[2]}"
 
     def finish(self) -> None:
-        """No new messages."""
+        """Publish no new messages."""
         self._over.set()
 
     def run(self) -> None:
@@ -137,10 +137,10 @@ class Producer(threading.Thread):
 
 
 class Wanderer(threading.Thread):
-    """Consumers of one subscription that stay in a region for a while and go on in another."""
+    """Consumers of one subscription that stay in a region for a while and continue in another."""
 
     def __init__(self, world: World, journal: Journal, used: Subscription, seed: str, home: str = "") -> None:
-        """:param home: it stays in this region; empty: it wanders."""
+        """:param home: the region where it stays; empty: it moves."""
         super().__init__(daemon=True)
         self._world, self._journal, self._used, self._home = world, journal, used, home
         self._random = random.Random(seed)
@@ -224,7 +224,7 @@ class Wanderer(threading.Thread):
         consumer.acknowledge(message)
 
     def _seek(self, visit: Visit, held: list[pulsar.Message]) -> None:
-        """By the admin API: the client's library ends the process when a seek of its own loses its connection."""
+        """Seek through the admin API: the client library aborts the process if its own seek loses the connection."""
         back = self._random.uniform(0, 4)
         by_message = bool(held) and not self._used.partitions and self._random.random() < 0.4
         kind, since = ("message", 0.0) if by_message else ("time", time.monotonic() - back)
@@ -255,7 +255,7 @@ def publish_once(world: World, region: str, topic: str) -> None:
 
 
 def read_all(world: World, region: str, topic: str, partitions: int) -> Iterator[str]:
-    """Everything a region stores of a topic, in its order, partition after partition."""
+    """Everything a region stores of a topic, in its order, partition by partition."""
     made = client(world, region)
     try:
         names = [f"{topic}-partition-{number}" for number in range(partitions)] if partitions else [topic]
@@ -269,8 +269,8 @@ def read_all(world: World, region: str, topic: str, partitions: int) -> Iterator
 
 
 def offered(world: World, region: str, used: Subscription, expected: set[str], quiet_ms: int) -> list[str]:
-    """Bodies that a region delivers to a new consumer without acknowledgements, until it is quiet and all expected
-    came."""
+    """Bodies that a region delivers to a new consumer that acknowledges nothing, until all expected ones came and it is
+    quiet."""
     found: list[str] = []
     made = client(world, region)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker like ``meridian broker``, whose ledgers are on a disk that fails as long as a file next to its data exists.
+"""A broker like ``meridian broker`` with ledgers on a disk that fails as long as a file next to its data exists.
 
 The file `DISK_FAULT` holds two words: which operations fail (`OPERATIONS`), and with which errno ("reads EIO"). Without
 the file the disk works. Every operation checks it, so a fault begins and ends at once, and outlives a restart.

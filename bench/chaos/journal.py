@@ -26,13 +26,13 @@ class Event:
     subscription: str = ""
     body: str = ""
     visit: int = 0
-    """The consumer's stay that it belongs to."""
+    """The consumer's visit that it belongs to."""
     note: str = ""
     place: tuple[int, int, int] = (-1, -1, -1)
-    """The message's id there: ledger, entry, index in its batch."""
+    """The message's id in that region: ledger, entry, index in its batch."""
 
     def told(self, since: float) -> str:
-        """A line for people."""
+        """The event as a line of text."""
         what = " ".join(part for part in (self.subscription, self.kind, self.body, self.note) if part)
         visit = f" (consumer {self.visit})" if self.visit else ""
         place = "" if self.place[0] < 0 else " at {}:{}:{}".format(*self.place)
@@ -48,7 +48,7 @@ class Visit:
     began: float
     ended: float = math.inf
     closed: bool = False
-    """It was closed and the broker confirmed that: its acknowledgements are stored."""
+    """The broker confirmed that it was closed: its acknowledgements are stored."""
 
 
 @dataclass
@@ -79,35 +79,35 @@ class Journal:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write(self, kind: str, region: str = "", **more: object) -> float:
-        """Note something, and say when."""
+        """Record something; returns when."""
         now = time.monotonic()
         self.events.append(Event(now, kind, region, **more))  # type: ignore[arg-type]
         return now
 
     def visit(self, region: str) -> Visit:
-        """A consumer comes to a region."""
+        """A consumer arrives in a region."""
         with self._lock:
             number = len(self.visits) + 1
             visit = self.visits[number] = Visit(number, region, time.monotonic())
         return visit
 
     def rewind(self, region: str, topic: str, subscription: str, kind: str, since: float = 0.0) -> Rewind:
-        """Somebody is about to ask for one."""
+        """A rewind is about to be requested."""
         asked = Rewind(region, topic, subscription, kind, time.monotonic(), since=since)
         self.rewinds.append(asked)
         self.write(kind, region, topic=topic, subscription=subscription, note="asked for")
         return asked
 
     def done(self, asked: Rewind, answered: bool, why: str = "") -> None:
-        """It was answered."""
+        """The request was answered."""
         asked.ended = time.monotonic()
         asked.answered = answered
         note = "done" if answered else f"not answered: {why}"
         self.write(asked.kind, asked.region, topic=asked.topic, subscription=asked.subscription, note=note)
 
     def story(self, topic: str, subscription: str, body: str) -> Iterator[str]:
-        """The timeline of one message on one subscription, with everything else that may matter to it, including the
-        events of other messages of its batch."""
+        """The timeline of one message on one subscription, with everything else that may affect it, including events of
+        other messages in its batch."""
         events = [
             one
             for one in sorted(self.events, key=lambda one: one.at)
@@ -121,7 +121,7 @@ class Journal:
 
 @dataclass
 class Disturbed:
-    """When which region or link was not itself."""
+    """When which region or link was disturbed."""
 
     spans: dict[tuple[str, ...], list[tuple[float, float]]] = field(default_factory=dict)
     _open: dict[tuple[str, ...], float] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Disturbed:
             self.spans.setdefault(tuple(sorted(what)), []).append((began, time.monotonic()))
 
     def calm(self, since: float, until: float, *what: str) -> bool:
-        """Was a region, or the link of two and both of them, itself all that time?"""
+        """Was a region, or two regions and their link, undisturbed all that time?"""
         asked: Iterable[tuple[str, ...]] = [tuple(sorted(what)), *((one,) for one in what)]
         for one in asked:
             spans = [*self.spans.get(one, ()), *([(self._open[one], math.inf)] if one in self._open else ())]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three regions of real brokers, ordinary clients, and random trouble from a seed; then the books are balanced.
+"""Three regions of real brokers, ordinary clients, and random trouble from a seed; then the outcome is judged.
 
-Nothing may be lost, nothing delivered again without a reason, and each subscription stands at the same place
+Nothing may be lost, nothing redelivered without a reason, and each subscription must end at the same position
 everywhere. A failed run names its seed; the same seed makes the same trouble.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from story import LOOPS_FAILING, Story
 
 TARGETS = ("wrong", "loops_failing_at_end")
-"""Figures that have to be 0."""
+"""Figures that must be 0."""
 QUICK_SECONDS = 60
 """A quick run starts no further seed after this time."""
 
@@ -71,13 +71,13 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/chaos/run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a look in less than four minutes")
-    parser.add_argument("--json", action="store_true", help="one JSON object in the last line")
-    parser.add_argument("--prepare", action="store_true", help="does nothing here; other benches have it")
-    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="the first seed; 1")
-    parser.add_argument("--seeds", type=int, default=10, help="so many from the first on; 10")
-    parser.add_argument("--rounds", type=int, help="of trouble and calm, for each seed; 3, or 2 when it is quick")
-    parser.add_argument("--seconds", type=float, default=8, help="of trouble in a round; 8")
+    parser.add_argument("--quick", action="store_true", help="a short run, less than four minutes")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--prepare", action="store_true", help="no effect: other benches fetch what they need")
+    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="the first seed; default: 1")
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds, from the first on; default: 10")
+    parser.add_argument("--rounds", type=int, help="rounds of trouble and calm per seed; default: 3, or 2 with --quick")
+    parser.add_argument("--seconds", type=float, default=8, help="seconds of trouble per round; default: 8")
     parser.add_argument("--keep", action="store_true", help="keep logs and disks of a failed seed")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 3)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The expected outcome, derived only from the promises of docs/replicated-subscriptions.md.
 
-After each round of trouble there is calm, and every region is asked what it stores and what it still delivers. Between
-the last calm and this one the journal has what was published, acknowledged and rewound. For each message of each
-subscription one of three verdicts follows: it must be delivered, it must not, or it is unknown (an acknowledgement in
-flight when a region died, concurrent rewinds). Unknown outcomes must still be the same in all regions.
+After each round of trouble comes calm, and every region is asked what it stores and what it still delivers. The journal
+has what was published, acknowledged and rewound since the last calm. For each message of each subscription one of three
+verdicts follows: it must be delivered, it must not, or it is unknown (an acknowledgement in flight when a region died,
+concurrent rewinds). Unknown outcomes must still be the same in all regions.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from journal import Event, Journal, Rewind
 from world import REGIONS, World
 
 SETTLED = 2.0
-"""Seconds in which an undisturbed region has stored and forwarded what it received; its machine is busy."""
+"""Seconds that an undisturbed region needs to store and forward what it received, on a busy machine."""
 MARGIN = 1.0
-"""Seconds between the clocks of clients that seek by time and of those that publish."""
+"""Maximum seconds between the clocks of clients that seek by time and of those that publish."""
 
 
 class Must(Enum):
@@ -43,11 +43,11 @@ class Round:
     trims: bool
     """Regions trim entries that are no longer needed, each at its own time."""
     owed: dict[Subscription, set[str] | None]
-    """What each delivered at the last calm; None: everything, because it was created again."""
+    """What each subscription delivered at the last calm; None: everything, because it was recreated."""
     old: dict[str, set[str]] = field(default_factory=dict)
     """By topic: messages stored at the last calm."""
     unsure_in: dict[Subscription, set[str]] = field(default_factory=dict)
-    """Regions that were away while the subscription was created again: acknowledgements there prove nothing."""
+    """Regions that were away while the subscription was recreated: acknowledgements there prove nothing."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Mine:
     delivered: list[Event] = field(default_factory=list)
     acknowledged: list[Event] = field(default_factory=list)
     perhaps: bool = False
-    """Something cumulative may cover it."""
+    """A cumulative acknowledgement may cover it."""
 
 
 class Judge:
@@ -70,7 +70,7 @@ class Judge:
     # Outcome of messages
 
     def lost(self, topic: str) -> Iterator[str]:
-        """Published with a receipt, and not in every region; except for losses within the stated RPO."""
+        """Published with a receipt but not in every region; except for losses within the stated RPO."""
         receipts = self.published(topic)
         if self._round.trims:
             return  # messages that are owed have to arrive anyway
@@ -85,7 +85,7 @@ class Judge:
         return {one.body: one for one in self._events if one.kind == "receipt" and one.topic == topic}
 
     def _perhaps_twice(self, topic: str) -> set[str]:
-        """Messages that their producers may have sent again, when one of the two copies may have been trimmed."""
+        """Messages that their producers may have sent again, where one of the two copies may have been trimmed."""
         if not self._round.trims:
             return set()
         receipts, found = self.published(topic), set()
@@ -97,7 +97,7 @@ class Judge:
         return found
 
     def differs(self, topic: str) -> Iterator[str]:
-        """Bodies that some regions store more often than others."""
+        """Bodies that some regions store more times than others."""
         if self._round.trims:
             return
         counts = {region: Counter(bodies) for region, bodies in self._round.stored[topic].items()}
@@ -105,7 +105,7 @@ class Judge:
         yield from {body for other in counts.values() for body in (first - other) + (other - first)}
 
     def copies(self, topic: str) -> Counter[str]:
-        """How often each is stored, where it is most often: a producer whose receipt was lost sends again."""
+        """The most times that a region stores each: a producer whose receipt was lost sends again."""
         most: Counter[str] = Counter()
         for bodies in self._round.stored[topic].values():
             most |= Counter(bodies)
@@ -114,7 +114,7 @@ class Judge:
     # Expected deliveries of subscriptions
 
     def verdicts(self, used: Subscription) -> dict[str, Must]:
-        """For each message that is stored, or was at the last calm and waited for, or has a receipt that counts."""
+        """A verdict for each message that is stored, was stored and owed at the last calm, or has a valid receipt."""
         mine = self._mine(used)
         rewinds = [
             one
@@ -172,7 +172,7 @@ class Judge:
         return Must.UNKNOWN
 
     def again(self, used: Subscription) -> Iterator[tuple[str, str]]:
-        """Deliveries during trouble of messages that the region knew to be acknowledged; with a reason."""
+        """Deliveries during trouble of messages that the region knew to be acknowledged, each with a reason."""
         touched = [one for one in self._journal.rewinds if one.began >= self._round.began]
         if any((one.topic, one.subscription) == (used.topic, used.name) for one in touched):
             return
@@ -227,8 +227,8 @@ class Judge:
         return found
 
     def _is_sure(self, acknowledged: Event) -> bool:
-        """Is it stored, and will it stay so? The ordinary client asks for no receipts, so: a region that was itself has
-        it after a while, or when it confirmed that the consumer closed."""
+        """Is it stored for good? The ordinary client requests no receipts, so it is if the region was undisturbed for a
+        while afterwards, or confirmed that the consumer closed."""
         visit = self._journal.visits[acknowledged.visit]
         region, at = acknowledged.region, acknowledged.at
         calm = self._world.disturbed.calm
@@ -237,8 +237,7 @@ class Judge:
         return (stayed or closed) and self._survived(region, at)
 
     def _survived(self, region: str, at: float) -> bool:
-        """Whether something that a region stored then still exists. Not if its disk was put back before others had
-        it."""
+        """Whether what a region stored at that time still exists. Not if its disk was reset before others had it."""
         lost = [put for _, put in self._world.put_back_at[region] if put >= at]
         if not lost:
             return True
@@ -252,7 +251,7 @@ class Judge:
 
 
 def wrong(verdicts: dict[str, Must], came: Iterable[str], copies: Counter[str]) -> Iterator[tuple[str, str]]:
-    """Bodies for which a region delivered what it must not, or did not deliver what it must."""
+    """Bodies that a region delivered but must not, or did not deliver but must."""
     counted = Counter(came)
     for body, must in verdicts.items():
         if must is Must.COME and not counted[body]:

@@ -54,11 +54,11 @@ LOOPS_PATIENCE = 100.0
 """After trouble: the longest pause of any periodic work is a minute."""
 LOOPS_FAILING = "loops failing at end"
 QUIET_MS = (600, 4000)
-"""Silence after which nothing more is expected; the second where leases may have to move between regions first."""
+"""Silence after which nothing more is expected; the second if leases may have to move between regions first."""
 
 
 class Story:
-    """Use ``play``; then ``wrongs`` and ``counts`` say how it was."""
+    """Call ``play``; then ``wrongs`` and ``counts`` have the outcome."""
 
     def __init__(self, seed: int, directory: Path, say: Callable[[str], None]) -> None:
         self.seed = seed
@@ -72,7 +72,7 @@ class Story:
         self._partitions = PARTITIONS
         self._scoped: set[Subscription] = set()
         self._owed: dict[Subscription, set[str] | None] = {}
-        """What each subscription delivered at the last calm; None: it was created again at the earliest message."""
+        """What each subscription delivered at the last calm; None: it was recreated at the earliest message."""
         self._stored: dict[str, set[str]] = {}
         self._unsure: dict[Subscription, set[str]] = {}
         self._calm_since = 0.0
@@ -87,7 +87,7 @@ class Story:
             self._look_at_loops()
 
     def _rounds(self, rounds: int, seconds: float) -> bool:
-        """False: something was wrong, and the rest was left out."""
+        """False: something was wrong, and the rest was skipped."""
         for number in range(rounds):
             began = self._journal.write("round begins", note=str(number))
             self._trouble(number, seconds)
@@ -163,7 +163,7 @@ class Story:
                 raise SystemExit(f"bench: a consumer failed: {one.problem!r}")
 
     def _person(self, done: threading.Event, chance: random.Random) -> None:
-        """Skips, clears and resets those subscriptions that may be rewound."""
+        """Skips, clears and resets subscriptions that may be rewound."""
         rewound = [used for used in USED if used.rewound]
         while not done.wait(chance.uniform(1, 4)):
             used, region, what = (
@@ -183,7 +183,7 @@ class Story:
     # Calm
 
     def _calm(self) -> bool:
-        """All regions say that they are in step; else it is written down."""
+        """Wait until all regions report that they are in step; record if they do not."""
         until = time.monotonic() + PATIENCE
         while problems := [problem for used in USED if (problem := self._out_of_step(used))]:
             if time.monotonic() > until:
@@ -198,7 +198,7 @@ class Story:
         return True
 
     def _accept_gaps(self) -> None:
-        """After its old disk was put back, entries that a region lacks may be gone everywhere: then it waits for an
+        """After an old disk was put back, entries that the region lacks may be gone everywhere: then it waits for an
         operator."""
         topics = [PLAIN, *(f"{PARTED}-partition-{one}" for one in range(self._partitions))]
         for region in REGIONS:
@@ -206,8 +206,8 @@ class Story:
                 self.counts["gaps accepted"] += sum(self._world.accept_gaps(region, topic) for topic in topics)
 
     def _say_more(self) -> None:
-        """What every region reports of every subscription and link, and whether they get in step after all: to be stuck
-        is another fault than to be slow."""
+        """What every region reports about every subscription and link, and whether they get in step after all: being
+        stuck is a different fault than being slow."""
         for used in USED:
             for part in range(self._partitions) if used.partitions else (-1,):
                 topic = used.topic if part < 0 else f"{used.topic}-partition-{part}"
@@ -227,7 +227,7 @@ class Story:
         return not self._out_of_step(used)
 
     def _out_of_step(self, used: Subscription) -> str:
-        """What is not in its final state yet; empty: all regions stand at the same place."""
+        """What is not in its final state yet; empty: all regions are at the same position."""
         places = [used.topic]
         if used.partitions:
             for region in REGIONS:
@@ -254,7 +254,7 @@ class Story:
         return ""
 
     def _may_lack(self, used: Subscription) -> bool:
-        """A seek takes back what its region stores: another one may have trimmed some of that, and owes less."""
+        """A seek rewinds over what its region stores: another one may have trimmed some of that, and owes less."""
         return used.rewound and self._trims
 
     def _judge(self, began: float) -> bool:
@@ -301,7 +301,7 @@ class Story:
         self._owed[used] = set().union(*came.values())
 
     def _between(self) -> None:
-        """Actions that only happen while nothing else does."""
+        """Actions that happen only while nothing else does."""
         if self._random.random() < 0.7:
             self._world.copy_disk(self._random.choice(REGIONS))
             self.counts["copies"] += 1
@@ -323,7 +323,7 @@ class Story:
         return done
 
     def _grow(self) -> None:
-        """A partition more, also while a region is away; that one hears of it when it is back."""
+        """Add a partition, also while a region is away; that region learns of it on its return."""
         region, away = self._random.sample((*REGIONS, ""), 2)
         if not region:
             region, away = away, region
@@ -351,7 +351,7 @@ class Story:
         self.counts["cleared"] += 1
 
     def _make_anew(self) -> None:
-        """Unsubscribe and make it again while a region may be away."""
+        """Unsubscribe and recreate the subscription, possibly while a region is away."""
         used, away = self._random.choice(USED), self._random.choice((*REGIONS, ""))
         if used.origin_scope:
             return
@@ -364,7 +364,7 @@ class Story:
         status, said = self._world.http(region, "DELETE", path, seconds=30)
         if status != 204:
             self._wrong(f"{used.topic} {used.name} cannot be deleted in {region}: {status} {said}")
-        # Where regions trim, each has an earliest message of its own.
+        # Where regions trim, each has its own earliest message.
         self._create(region, used, LATEST if self._trims else EARLIEST)
         self._journal.done(asked, True)
         self._owed[used] = set() if self._trims else None
@@ -394,7 +394,7 @@ class Story:
             self._wrong(f"meridian verify: {found['state']}: {found['summary']}: {json.dumps(findings)[:1500]}")
 
     def _look_at_loops(self) -> None:
-        """Each kind of periodic work has to end a turn well, in every region, after the last trouble."""
+        """Each kind of periodic work must complete a turn without error, in every region, after the last trouble."""
         for region in REGIONS:
             # The upkeep of ledger files sleeps until there is something to do: a deleted ledger wakes it.
             topic = f"persistent://public/default/short-lived-{region}"

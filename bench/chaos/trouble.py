@@ -17,18 +17,18 @@ KINDS = (
 )
 FAULTS = (("reads", "EIO"), ("writes", "EIO"), ("writes", "ENOSPC"), ("everything", "EIO"))
 ENDS = ("mend", "mend", "kill", "drain", "start")
-"""How the time of a failing disk ends; with "start" the broker is also started while the disk still fails."""
+"""How a disk failure ends; with "start" the broker is also started while the disk still fails."""
 
 
 class Trouble:
-    """Faults from a generator of random numbers, two at a time at most."""
+    """Faults from a random number generator, at most two at a time."""
 
     def __init__(self, world: World, chance: random.Random, counts: Counter[str]) -> None:
         self._world, self._random, self._counts = world, chance, counts
         self._ends: list[tuple[float, Callable[[], None], set[str]]] = []
 
     def happen(self, seconds: float) -> None:
-        """Cause trouble for this long; everything is over at the end."""
+        """Cause trouble for this long; all faults are over at the end."""
         until = time.monotonic() + seconds
         while (now := time.monotonic()) < until:
             for due in [one for one in self._ends if one[0] <= now]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three regions that can be killed, frozen, cut off, given old or failing disks; and their admin APIs."""
+"""Three regions that can be killed, frozen, cut off or given old or failing disks; and their admin APIs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OFTEN = {
     "messageExpiryCheckIntervalInMinutes": 1,
     "subscriptionExpiryCheckIntervalInMinutes": 1,
 }
-"""All periodic work has turns while its disk fails, and soon after."""
+"""All periodic work runs this often, so that it also does while a disk fails, and soon after."""
 KEEPS = {"defaultRetentionTimeInMinutes": -1, "defaultRetentionSizeInMB": -1}
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -42,13 +42,13 @@ class World(Wired):
     """The regions, and when each was disturbed."""
 
     def __init__(self, directory: Path, journal: Journal, trims: bool) -> None:
-        """:param trims: regions trim entries that are no longer needed, each at its own time."""
+        """:param trims: whether regions trim entries that are no longer needed, each at its own time."""
         self._settings = SMALL | OFTEN | ({} if trims else KEEPS)
         super().__init__(directory, *REGIONS)
         self.journal = journal
         self.disturbed = Disturbed()
         self.put_back_at: dict[str, list[tuple[float, float]]] = {name: [] for name in REGIONS}
-        """By region: when the copy was made, and when it took the place of the disk."""
+        """By region: when the copy was made, and when it replaced the disk."""
         self.copied_at: dict[str, float] = {}
         """When the copy of a region's disk was made."""
         self._wire = threading.Lock()
@@ -87,7 +87,7 @@ class World(Wired):
         self.brokers[region].kill()
 
     def drain(self, region: str) -> None:
-        """SIGTERM: the broker sends the others what they lack, and ends."""
+        """SIGTERM: the broker sends the others what they lack, and exits."""
         self.disturbed.begin(region)
         self.journal.write("drained", region)
         self._dead.add(region)
@@ -108,14 +108,14 @@ class World(Wired):
         self.journal.write("started", region)
 
     def start_and_kill(self, region: str, seconds: float) -> None:
-        """It is killed again while it recovers, or just after."""
+        """Start it, and kill it again while it recovers, or just after."""
         self.brokers[region].spawn()
         time.sleep(seconds)
         self.journal.write("killed again", region)
         self.brokers[region].kill()
 
     def freeze(self, region: str) -> None:
-        """SIGSTOP: its connections stay, without answers."""
+        """SIGSTOP: its connections stay open but do not answer."""
         self.disturbed.begin(region)
         self.journal.write("frozen", region)
         self._frozen.add(region)
@@ -157,7 +157,7 @@ class World(Wired):
             self.journal.write("healed", dialler, note=f"to {to}")
 
     def copy_disk(self, region: str) -> None:
-        """Stop it in good order, copy its disk, start it again."""
+        """Stop it gracefully, copy its disk, start it again."""
         self.disturbed.begin(region)
         self.journal.write("stopped for a copy", region)
         broker = self.brokers[region]
@@ -169,7 +169,7 @@ class World(Wired):
         self.live(region)
 
     def give_old_disk(self, region: str, what: str) -> None:
-        """SIGKILL, and everything on its disk, or metadata or volume alone, is reset to the last copy."""
+        """SIGKILL, and reset its whole disk, or only its metadata or volume, to the last copy."""
         self.die(region)
         self.journal.write("disk put back", region, note=what)
         data, copy = self.brokers[region].directory / "data", self.brokers[region].directory / "copy"
@@ -212,7 +212,7 @@ class World(Wired):
         return f"/admin/v2/{topic.replace('://', '/')}/subscription/{quote(name)}"
 
     def set_scope(self, region: str, topic: str, name: str, scope: str) -> bool:
-        """Set a subscription's dispatch scope; false: it is refused."""
+        """Set a subscription's dispatch scope; false: the region refused."""
         path = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/{quote(name)}/scope"
         return 200 <= self.http(region, "POST", path, {"dispatchScope": scope})[0] < 300
 
@@ -223,8 +223,8 @@ class World(Wired):
         return dict(said) if status == 200 else {"problem": f"{region} answered {status}: {said}"}
 
     def accept_gaps(self, region: str, topic: str) -> int:
-        """Accept, like an operator after an old disk was put back, the loss of entries that no region has any more
-        (R4).
+        """Accept the loss of entries that no region has any more (R4), as an operator does after an old disk was put
+        back.
 
         :returns: how many gaps there were.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The load, in a process of its own: ``generator.py WHAT key=value ...``. The last line it prints is JSON."""
+"""The load, in its own process: ``generator.py WHAT key=value ...``. The last line it prints is JSON."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from raw import MESSAGE, READ_BYTES, RECEIPT, Raw, frame, number_of, subscribing
 BLOCK_BYTES = 256 << 10
 """Frames are built beforehand and sent in blocks of about this size."""
 TOGETHER = 50
-"""Subscriptions made at a time."""
+"""Subscriptions created at a time."""
 RECEIPT_RECORD = struct.Struct("<qqq")
 """ledger, entry, number."""
 PERMITS = 1000
 WAITING = 500
-"""Messages without receipt at most, where the broker is going to be killed."""
+"""Maximum number of messages without receipt, if the broker will be killed."""
 
 
 def publish(port: int, topic: str, size: int, messages: int, window: int, seconds: float, connections: int) -> Any:
@@ -75,7 +75,7 @@ def publish(port: int, topic: str, size: int, messages: int, window: int, second
 
 
 def consume(port: int, topic: str, subscription: str, count: int) -> Any:
-    """Take ``count`` messages of a Shared subscription and acknowledge each one by itself, pipelined."""
+    """Take ``count`` messages of a Shared subscription and acknowledge each individually, pipelined."""
     client = Raw(port)
     client.subscribe(topic, subscription)
     print("ready", flush=True)
@@ -135,7 +135,7 @@ def acknowledge(port: int, topic: str, subscription: str, rate: int, seconds: fl
 
 
 def publish_numbers(port: int, topic: str, first: int, out: str, rate: int = 1 << 30) -> Any:
-    """Publish numbered messages until the broker dies, or until SIGTERM and all receipts are here.
+    """Publish numbered messages until the broker dies, or until SIGTERM and all receipts have come.
 
     ``out`` gets (ledger, entry, number) of each receipt.
     """
@@ -175,7 +175,7 @@ def publish_numbers(port: int, topic: str, first: int, out: str, rate: int = 1 <
 
 
 def keep(port: int, topic: str, subscription: str) -> Any:
-    """Make a subscription, so that nothing of the topic is thrown away."""
+    """Create a subscription, so that the topic keeps everything."""
     client = Raw(port)
     client.subscribe(topic, subscription, subType=pb.CommandSubscribe.Exclusive)
     client.close_consumer()
@@ -183,7 +183,7 @@ def keep(port: int, topic: str, subscription: str) -> Any:
 
 
 def read_back(port: int, topic: str, subscription: str, receipts: str) -> Any:
-    """Read a subscription from its start; which receipts (files, one after the other) name no entry of theirs?"""
+    """Read a subscription from its start; which receipts (files, in turn) name an entry that is not there?"""
     expected: dict[tuple[int, int], int] = {}
     for path in Path(receipts).parent.glob(Path(receipts).name):
         data = path.read_bytes()
@@ -211,7 +211,7 @@ def read_back(port: int, topic: str, subscription: str, receipts: str) -> Any:
 
 
 def idle(port: int, topic: str, kind: str, count: int, connections: int) -> Any:
-    """Make many of one thing and keep them until a line comes: subscriptions, consumers or connections."""
+    """Create many subscriptions, consumers or connections and keep them until a line comes."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     clients = [Raw(port) for _ in range(count if kind == "connections" else connections)]

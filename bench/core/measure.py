@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The targets of one broker and of three regions, measured with real processes on loopback.
 
-Rates are per second of the broker's processor time, because the machine is shared: the wall rate beside it only
-shows what this machine did meanwhile. Memory is the growth of the resident set over many items.
+Rates are per second of the broker's processor time, because the machine is shared: the wall rate beside it only shows
+how busy the machine was. Memory is the growth of the resident set over many items.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Bench(Report):
 def publishing(bench: Bench) -> None:
     """Raw SENDs and their receipts, then delivery and single acknowledgements of the same messages.
 
-    Several rounds, each with a broker and a directory of its own. The targets are about the round least disturbed by
-    others, as in the other benches; the middle one stands beside it. A directory is deleted before the next round:
-    otherwise the page cache grows into memory that a virtual machine has to ask its host for, which costs five times
-    as much as the write itself.
+    Several rounds, each with its own broker and directory. The targets apply to the round least disturbed by others, as
+    in the other benches; the median is shown beside it. A directory is deleted before the next round: otherwise the
+    page cache grows into memory that a virtual machine must request from its host, which costs five times as much as
+    the write itself.
     """
     seconds, consumed = 2.0 if bench.quick else 4.0, 50_000
     rounds: dict[str, list[float]] = {}
@@ -55,7 +55,7 @@ def publishing(bench: Bench) -> None:
                 "publish_64kib": {"size": 65536, "messages": 64, "window": 256, "connections": 1},
             }.items():
                 used = measured(broker, "publish", topic=f"{TOPIC}-{name}", seconds=seconds, **options)
-                if name == "publish_1kib":  # a slow machine publishes less than is to be consumed
+                if name == "publish_1kib":  # a slow machine publishes less than should be consumed
                     consumed = min(consumed, int(used["count"]))
                 unit = 65536 / 1e6 if name == "publish_64kib" else 1
                 rounds.setdefault(name, []).append(used["count"] * unit / used["cpu"])
@@ -89,7 +89,7 @@ def acknowledging(bench: Bench) -> None:
 
 
 def switching(bench: Bench) -> None:
-    """A region is killed, later another one hands over as planned; several times, at moments of a seed."""
+    """A region is killed, later another one hands over as planned; several times, at times from a seed."""
     seed = random.SystemRandom().randrange(1_000_000)
     bench.figure("switch_seed", seed, str(seed))
     with Regions(bench.place("regions"), *NAMES) as regions:
@@ -146,7 +146,7 @@ def remembering(bench: Bench) -> None:
     ):
         with Broker(bench.place(kind)) as broker:
             options = {"port": broker.port, "topic": f"{TOPIC}-idle"}
-            # What is made first: the topic, and for consumers their subscriptions.
+            # Created first: the topic and, for consumers, their subscriptions.
             run("idle", kind="subscriptions", count=count if kind == "consumers" else 10, connections=10, **options)
             before = settled_rss(broker)
             generator = Generator("idle", kind=kind, count=count, connections=10, **options).ready()
@@ -164,7 +164,7 @@ def remembering(bench: Bench) -> None:
 
 
 def settled_rss(broker: Broker) -> int:
-    """Resident memory once it does not change any more."""
+    """Resident memory once it no longer changes."""
     last = 0
     while (now := rss_bytes(broker.pid)) != last:
         last = now
@@ -177,7 +177,7 @@ def measured(broker: Broker, what: str, **options: Any) -> dict[str, Any]:
     generator = Generator(what, port=broker.port, **options).ready()
     before = cpu_seconds(broker.pid)
     result = generator.result()
-    time.sleep(0.2)  # what the broker still does for this load counts too
+    time.sleep(0.2)  # later work of the broker for this load counts too
     return {**result, "cpu": cpu_seconds(broker.pid) - before}
 
 
@@ -194,9 +194,9 @@ def cases() -> dict[str, Callable[[Bench], None]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="at most 240 s: fewer repetitions, shorter runs")
-    parser.add_argument("--json", action="store_true", help="nothing but one JSON object, on the last line")
-    parser.add_argument("--prepare", action="store_true", help="fetch what a run needs: nothing")
-    parser.add_argument("--only", action="append", choices=[*cases()], help="only this case; repeat for more")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object, on the last line")
+    parser.add_argument("--prepare", action="store_true", help="no effect: a run needs nothing fetched")
+    parser.add_argument("--only", action="append", choices=[*cases()], help="only this case; repeatable")
     parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of the bench: a broker, three regions, a generator; and their resource usage from the kernel."""
+"""The bench's processes: a broker, three regions, a generator; and their resource usage from the kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 START_SECONDS = 60.0
 PORTS = range(30_001, 32_700)
 _given: set[int] = set()
-"""Ports that were handed out, whether or not they are in use."""
+"""Ports already handed out, in use or not."""
 
 
 def wait(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
@@ -36,10 +36,10 @@ def wait(condition: Callable[[], bool], what: str, seconds: float = START_SECOND
 
 
 def free_ports(count: int) -> list[int]:
-    """Below those that the kernel gives to clients, so that none has the port of a broker that is down for a moment."""
+    """Below the kernel's ephemeral ports, so that no client takes the port of a broker that is briefly down."""
     found: list[int] = []
     first = random.randrange(PORTS.start, PORTS.stop)
-    if len(_given) > len(PORTS) // 2:  # processes that got the oldest ones have ended by now
+    if len(_given) > len(PORTS) // 2:  # processes that got the oldest ports have ended
         _given.clear()
     for port in (*range(first, PORTS.stop), *range(PORTS.start, first)):
         if port in _given:
@@ -54,7 +54,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_base(count: int, first: int) -> int:
-    """A port from ``first`` on so that it and every tenth one after it are free."""
+    """A port from ``first`` on such that it and every tenth one after it are free."""
     for base in range(first, first + 5000, 100):
         try:
             for port in range(base, base + 10 * count, 10):
@@ -75,7 +75,7 @@ def is_healthy(admin_port: int) -> bool:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far, all threads."""
+    """Processor time that all threads of a process have used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -89,7 +89,7 @@ class Broker:
     """One broker of one region, embedded metadata, fdatasync on (there is no switch for it)."""
 
     def __init__(self, directory: Path, region: str = "one", **settings: object) -> None:
-        """:param settings: more of them, by key."""
+        """:param settings: further settings, by key."""
         self.directory = directory
         self.region = region
         self.settings = settings
@@ -106,7 +106,7 @@ class Broker:
         return self
 
     def spawn(self) -> subprocess.Popen[bytes]:
-        """Start it and do not wait."""
+        """Start it without waiting."""
         self.directory.mkdir(parents=True, exist_ok=True)
         settings = {
             "clusterName": self.region,
@@ -188,7 +188,7 @@ class Regions:
         return self.directory / name / "data" / "ledgers"
 
     def kill(self, name: str) -> int:
-        """SIGKILL; the milliseconds since 1970 at which it was sent."""
+        """SIGKILL; returns when it was sent, in milliseconds since 1970."""
         os.kill(self.pid(name), signal.SIGKILL)
         now = time.time_ns() // 1_000_000
         if name in self._again:
@@ -235,7 +235,7 @@ class Generator:
             self._process.terminate()
 
     def result(self) -> dict[str, Any]:
-        """Let it work (if it waits) and wait for its end."""
+        """Let it work (if it waits) and wait until it ends."""
         output, _ = self._process.communicate("go\n")
         if self._process.returncode:
             raise SystemExit(f"bench: the generator ({self._what}) failed")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client on a bare blocking socket: as little between the load and the broker as Python allows."""
+"""A client on a bare blocking socket: as little between load and broker as Python allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Raw:
     """One connection, through its handshake."""
 
     def __init__(self, port: int, receive_bytes: int | None = None, host: str = "127.0.0.1") -> None:
-        """:param receive_bytes: size of the kernel's buffer for what is not read yet; None: the kernel chooses."""
+        """:param receive_bytes: size of the kernel's buffer for unread bytes; None: the kernel chooses."""
         self.socket = socket.socket()
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -36,14 +36,14 @@ class Raw:
         self.socket.sendall(data)
 
     def read(self) -> list[Any]:
-        """The commands that have come; waits for some bytes. :raises ConnectionError: the broker is gone."""
+        """The commands that have arrived; waits for some bytes. :raises ConnectionError: the broker is gone."""
         data = self.socket.recv(READ_BYTES)
         if not data:
             raise ConnectionError("the broker closed the connection")
         return self._decoder.feed(data)
 
     def read_alive(self) -> list[Any]:
-        """As ``read``, and a PING is answered: the broker closes a connection that only listens and says nothing."""
+        """Like ``read``, but answers a PING: the broker closes a connection that only listens."""
         commands = self.read()
         if any(command[0] == PING for command in commands):
             self.write(encode.PONG)
@@ -54,7 +54,7 @@ class Raw:
         return self.ask_all(kind, [message])[-1]
 
     def ask_all(self, kind: int, messages: list[Any]) -> list[Any]:
-        """Send requests together, return their answers as they come."""
+        """Send requests together, return their answers in order of arrival."""
         waiting = set()
         for message in messages:
             self._requests += 1
@@ -72,7 +72,7 @@ class Raw:
         return answers
 
     def producer(self, topic: str) -> None:
-        """PRODUCER, with the name that stands in the metadata of ``body``."""
+        """PRODUCER, with the name in the metadata of ``body``."""
         self.ask(5, pb.CommandProducer(topic=topic, producer_id=1, producer_name=NAME))
 
     def subscribe(self, topic: str, subscription: str, consumer_id: int = 1, **options: Any) -> None:
@@ -87,7 +87,7 @@ class Raw:
 
 
 def subscribing(topic: str, subscription: str, consumer_id: int, **options: Any) -> pb.CommandSubscribe:
-    """A SUBSCRIBE, Shared and from the earliest message on unless ``options`` say otherwise."""
+    """A SUBSCRIBE, by default Shared and from the earliest message on."""
     return pb.CommandSubscribe(
         topic=topic,
         subscription=subscription,
@@ -98,7 +98,7 @@ def subscribing(topic: str, subscription: str, consumer_id: int, **options: Any)
 
 
 def body(number: int, payload_bytes: int, messages: int = 1) -> bytes:
-    """A message body whose payload begins with ``number,``; with ``messages``, a batch (whose inside nobody reads)."""
+    """A message body whose payload begins with ``number,``; with ``messages``, a batch (with arbitrary contents)."""
     view = pb.MessageMetadata(producer_name=NAME, sequence_id=number, publish_time=time.time_ns() // 1_000_000)
     if messages > 1:
         view.num_messages_in_batch = messages
@@ -117,10 +117,10 @@ def frame(number: int, payload_bytes: int, messages: int = 1) -> bytes:
 
 
 def take_frames(data: bytearray, kind: int) -> int:
-    """Take the complete frames off the front of ``data`` and count them; all have to be of this kind, or PING.
+    """Take the complete frames off the front of ``data`` and count them; all must be of this kind, or PING.
 
-    Receipts of a burst are of one length: where the first byte and the type of each stand right, they are as many as
-    fit. The generator shares the machine with the broker, so its own cost counts.
+    Receipts of a burst have one length: if the first byte and the type of each are right, there are as many as fit. The
+    generator shares the machine with the broker, so its own cost counts.
     """
     count = 0
     while len(data) >= 10:

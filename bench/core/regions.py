@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Promises of three regions: acknowledgements visible elsewhere within milliseconds, switches that repeat nothing."""
+"""Targets of three regions: acknowledgements visible elsewhere within milliseconds, switches that repeat nothing."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ SUBSCRIPTION = "s"
 CONSUMERS = 4
 WARM_UP_SECONDS = 1.0
 PER_REGION = 10_000_000
-"""Numbers of the messages of each region's publisher begin at a multiple of this."""
+"""Message numbers of each region's publisher begin at a multiple of this."""
 RATE = 1000
-"""Messages a second and region."""
+"""Messages per second and region."""
 QUIET_SECONDS = 3.0
 LOST_SECONDS = 30.0
-"""A message that no consumer got for this long, while nothing else came either, is lost."""
+"""A message that no consumer gets for this long, while nothing else comes either, is lost."""
 
 
 class Visible(NamedTuple):
-    """Milliseconds from the sending of an ACK in one region to its being known in another; upper bounds."""
+    """Milliseconds from sending an ACK in one region until another one knows it; upper bounds."""
 
     p50: float
     p99: float
@@ -42,9 +42,9 @@ class Visible(NamedTuple):
 
 
 def acks_visible(directory: Path, topic: str, rate: int, seconds: float) -> Visible:
-    """Acknowledge ``rate`` messages a second in one region, and read in the others' ack logs when they arrived.
+    """Acknowledge ``rate`` messages per second in one region, and read from the others' ack logs when the acks arrived.
 
-    Both times are from this machine's clock. The log has whole milliseconds, rounded down: one is added.
+    Both times are from this machine's clock. The log has whole milliseconds, rounded down, so one is added.
     """
     with Regions(directory, *NAMES) as regions:
         out = directory / "acks"
@@ -68,7 +68,7 @@ def acks_visible(directory: Path, topic: str, rate: int, seconds: float) -> Visi
 
 
 def _known(export: Export, last: tuple[int, int]) -> list[tuple[tuple[int, int], int]]:
-    """(up to which entry acks from elsewhere were merged, since when), both growing: the acks were sent in order."""
+    """(entry up to which acks from elsewhere were merged, time), both growing: the acks were sent in order."""
     columns = ("subscription", "upto_ledger", "upto_entry", "received_ms", "firsthand")
     merged = sorted(
         (received_ms, (ledger, entry))
@@ -97,7 +97,7 @@ class Outcome(NamedTuple):
 
 
 class Switches:
-    """Regions that live through several stories: the first is killed, the second hands over to the third."""
+    """Regions that go through several stories: the first is killed, the second hands over to the third."""
 
     def __init__(self, regions: Regions, directory: Path, rng: random.Random) -> None:
         self._regions = regions
@@ -106,7 +106,7 @@ class Switches:
         self._stories = 0
 
     def story(self, topic: str) -> Outcome:
-        """One kill and one planned switch on a topic of its own, with publishers in all regions."""
+        """One kill and one planned switch on its own topic, with publishers in all regions."""
         self._stories += 1
         directory = self._directory / f"story-{self._stories}"
         directory.mkdir()
@@ -192,7 +192,7 @@ class Seen:
         return len(self._numbers)
 
     def wait(self, count: int) -> None:
-        """Wait for this many, or until nothing new came for a while: a region that is away withholds its own."""
+        """Wait for this many, or until nothing new comes for a while: an absent region's own messages are missing."""
         last, since = self.count(), time.monotonic()
         while self.count() < count and time.monotonic() - since < QUIET_SECONDS:
             if self.count() != last:
@@ -200,7 +200,7 @@ class Seen:
             time.sleep(0.05)
 
     def missing(self, expected: set[int]) -> int:
-        """How many of these are still not seen when nothing new comes any more."""
+        """How many of these are still missing when nothing new comes any more."""
         since, left = time.monotonic(), len(expected)
         while left and time.monotonic() - since < LOST_SECONDS:
             self.count()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of the progress exchange of three regions when idle, and when links come back: bytes, time.
+"""Costs of the progress exchange of three regions while idle, and when links come back: bytes, time.
 
 The real cores of three regions in one process, without sockets: every message is encoded, counted and decoded, and
 simulated time advances from deadline to deadline. A hundred thousand replicated subscriptions, over many topics or few.
@@ -31,17 +31,17 @@ SUBSCRIPTIONS = 100_000
 IDLE_SECONDS = 60
 BYTES_PER_SECOND = 50_000
 LACKING = 100
-"""Topics that one region lacks something of, in the last case of each row."""
+"""Topics of which one region lacks something, in the last case of each row."""
 CONNECTING_BYTES = 200
-"""Per link that comes back with nothing missed."""
+"""Per link that comes back and missed nothing."""
 LACKING_BYTES = 10_000
-"""Per topic that a region turns out to lack something of, over its two links, each topic having ten subscriptions."""
+"""Per topic of which a region lacks something, over its two links; each topic has ten subscriptions."""
 FOUND_SECONDS = 15
 RECORD = b'{"name":"s","replicated":true}'
 
 
 class Host:
-    """A region whose subscriptions all stand at the same place in all regions, and stay there."""
+    """A region whose subscriptions are all at the same position in all regions, and stay there."""
 
     def __init__(self, region: str, held: dict[str, dict[str, Progress]]) -> None:
         self.region = region
@@ -54,7 +54,7 @@ class Host:
         return True
 
     def open_soon(self, topic: str) -> None:
-        """All topics are open."""
+        """Open all topics."""
 
     def progress(self, topic: str, subscription: str) -> Progress | None:
         return self.held.get(topic, {}).get(subscription)
@@ -94,7 +94,7 @@ class Host:
 
 
 class World:
-    """Three exchanges, and links that deliver at once."""
+    """Three exchanges, with links that deliver at once."""
 
     def __init__(self, topics: int, subscriptions: int) -> None:
         self.now_ms = 1000
@@ -129,7 +129,7 @@ class World:
                     exchange.disconnected(other, self.now_ms)
 
     def forget(self, region: str, topics: int) -> None:
-        """Make a region lack, without knowing it, the last acknowledgement of this many topics, far from each other."""
+        """Make a region lack, without knowing, the last acknowledgement of this many topics, spread far apart."""
         held = self.hosts[region].held
         for topic in list(held)[:: max(1, len(held) // topics)][:topics]:
             name = next(iter(held[topic]))
@@ -140,7 +140,7 @@ class World:
             self.exchanges[region]._context.digests.mark(topic, name)
 
     def _way(self, source: str, target: str) -> Callable[[PeerMessage], None]:
-        """From one region to another, and the way back for answers."""
+        """A link from one region to another, and back for answers."""
 
         def back(message: PeerMessage) -> None:
             self._carry(message, lambda got: self.exchanges[source].received(target, got, send, self.now_ms), source)
@@ -219,7 +219,7 @@ def measure(topics: int, subscriptions: int) -> dict[str, Any]:
 
 
 class Stored:
-    """How far a region has the entries of one that is away: of all topics as far as the others, at first."""
+    """How far a region has an absent region's entries: at first, for all topics, as far as the others."""
 
     def __init__(self, topics: Iterable[str]) -> None:
         self.ends = dict.fromkeys(topics, Position(750_000_000_000_123, 1000))
@@ -236,7 +236,7 @@ class Stored:
 
 
 def missing(topics: int) -> dict[str, Any]:
-    """Two regions while the third is away, and one of them has an entry more of it, of one topic."""
+    """Two regions while the third is away, where one has one more of its entries, of one topic."""
     world = World(topics, topics)
     stored = {region: Stored(host.held) for region, host in world.hosts.items()}
     for region, host in world.hosts.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters that replicate to each other, spoken with as any user would: Pulsar's protocol and admin REST."""
+"""Clusters that replicate to each other, used as by any user: Pulsar's protocol and admin REST API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 120.0
 
 @dataclass
 class Cluster:
-    """One of them."""
+    """One such cluster."""
 
     name: str
     service_url: str
@@ -47,7 +47,7 @@ class Cluster:
         )
 
     def get(self, path: str) -> Any:
-        """The answer's JSON; None if it is refused, or there is no answer. The connection is kept, because it is used
+        """The answer's JSON; None if it refuses or does not answer. The connection is kept, because it is used
         often."""
         try:
             if self._connection is None:
@@ -74,7 +74,7 @@ class Cluster:
             pass
 
     def entries(self, topic: str) -> int:
-        """Entries that are stored, of clients and of other regions."""
+        """Entries stored, from clients and from other regions."""
         return int((self.get(f"{_path(topic)}/internalStats") or {}).get("numberOfEntries", 0))
 
     def acknowledged(self, topic: str, subscription: str) -> int | None:
@@ -83,12 +83,12 @@ class Cluster:
         return None if found is None else self.entries(topic) - int(found["msgBacklog"])
 
     def subscriptions(self, topic: str) -> list[str]:
-        """Names."""
+        """Names of the topic's subscriptions."""
         found: list[str] = self.get(f"{_path(topic)}/subscriptions") or []
         return found
 
     def mark_delete(self, topic: str, subscription: str) -> tuple[int, int] | None:
-        """Up to where a subscription is acknowledged without gaps."""
+        """The position up to which a subscription is acknowledged without gaps."""
         found = (self.get(f"{_path(topic)}/internalStats") or {}).get("cursors", {}).get(quote(subscription))
         if found is None:
             return None
@@ -102,7 +102,7 @@ def _path(topic: str) -> str:
 
 
 def wait(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """The first true value of ``condition()``."""
+    """Wait for the first true value of ``condition()``, and return it."""
     until = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > until:
@@ -112,7 +112,7 @@ def wait(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> 
 
 
 def by_command(command: str | None) -> Callable[[], None] | None:
-    """A line of shell as something to call."""
+    """A shell command as a function."""
     if command is None:
         return None
 

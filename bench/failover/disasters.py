@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disasters of regions: a link that is cut, a disk from earlier, a hundred thousand idle subscriptions.
+"""Disasters of regions: a cut link, an old disk; and a hundred thousand idle subscriptions.
 
 These control the regions themselves (see ``wired``), so they are measured with Meridian only.
 """
@@ -31,12 +31,12 @@ class Healed:
 
     moved: Moved
     caught_up_ms: int
-    """From the healing until the other region's cursor stood where this one's stood when it healed."""
+    """From the healing until the other region's cursor was where this one's was at that time."""
 
 
 @dataclass(frozen=True)
 class Idle:
-    """Regions in which nothing happens."""
+    """Regions where nothing happens."""
 
     subscriptions: int
     topics: int
@@ -53,7 +53,7 @@ owed: 300,000 entries for 5 minutes. After this time without any message, it cou
 
 
 class Disasters:
-    """On three regions of our own."""
+    """Disasters on our own three regions."""
 
     def __init__(self, wired: Wired, directory: Path) -> None:
         self._wired = wired
@@ -89,7 +89,7 @@ class Disasters:
         return Healed(moved, round(caught_up * 1000))
 
     def around_a_cut(self, seconds: float) -> Moved:
-        """The link between two regions is cut; the consumer moves over it while it is, past the third region."""
+        """The link between two regions is cut; the consumer moves between them meanwhile, past the third region."""
         work = int(seconds * RATE)
         stories = self._stories("one", "two")
         with stories.clients() as (a, b):
@@ -106,10 +106,10 @@ class Disasters:
         return moved
 
     def restored(self, seconds: float) -> Moved:
-        """A region is killed and returns with its disk of some time ago; its consumer continues there at once.
+        """A region is killed and returns with an earlier copy of its disk; its consumer continues there at once.
 
-        The copy is made in the middle of the work. Later acknowledgements and messages are not on it, but none of
-        them may be lost or delivered again: the other regions know them.
+        The copy is made in the middle of the work. It lacks later acknowledgements and messages, but none of them may
+        be lost or redelivered: the other regions know them.
         """
         before, work = 2000, int(seconds * RATE)
         stories = self._stories("two", "one")
@@ -166,7 +166,7 @@ class Disasters:
 
 
 class Place:
-    """Where a subscription stands in A now: is it reached in B?"""
+    """The position that a subscription has in A now: has B reached it?"""
 
     def __init__(self, stories: Stories, topic: str) -> None:
         self._stories = stories

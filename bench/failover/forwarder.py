@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A forwarder between regions: forwards connections, counts their bytes, and can go silent. A process of its own.
+"""A forwarder between regions: forwards connections, counts their bytes, and can go silent. Its own process.
 
 ``forwarder.py NAME=LISTEN:TARGET ...``. Lines on standard input: ``cut NAME ...``, ``heal NAME ...``, ``count``; each
 is answered with one line of JSON, the bytes of payload that passed so far by name, in both directions. A cut loses
-nothing and notifies nobody: bytes wait, as when a network swallows packets. Data in flight when the connection
-was cut arrives after the healing, as with TCP.
+nothing and notifies nobody: bytes wait, as when a network drops packets. Data in flight when the connection was cut
+arrives after the healing, as with TCP.
 """
 
 from __future__ import annotations

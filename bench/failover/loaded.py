@@ -2,8 +2,8 @@
 """A consumer that moves under load, with the official client: messages are published in both clusters all the time.
 
 The application acknowledges in the cluster that it leaves, closes its consumer (or loses the cluster) and continues in
-the other one until it has everything. Several topics take part at once, because what comes again depends on how long
-ago the last snapshot was, which is chance.
+the other one until it has everything. Several topics take part at once, because redelivery depends on the age of the
+last snapshot, which is chance.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ FORWARD_SECONDS = 60.0
 HELD_SHARE = 100
 """One message of this many is held back."""
 GROUPED_SECONDS = 0.3
-"""The client collects acknowledgements for a tenth of a second: nobody knows of those that it made just before its
-broker was killed."""
+"""The client collects acknowledgements for a tenth of a second: the fate of those made just before its broker was
+killed is unknown."""
 SHOWN_SECONDS = 3.0
-"""The lag is that of acknowledgements at least this much older than the move; one that was never shown counts with the
+"""Lag is measured for acknowledgements at least this much older than the move; one that never showed counts with the
 time until the move."""
 POLL_SECONDS = 0.02
 TURN_SECONDS = 0.01
 AFTER_SECONDS = 2.0
-"""Publishing goes on for so long after the move."""
+"""Publishing continues this long after the move."""
 RECEIVE_MS = 50
 OPENED_TOGETHER = 8
 LEFT, GONE_TO = "left", "gone to"
@@ -47,50 +47,50 @@ class Case:
     name: str
     topics: int
     rate: int
-    """Messages a second on each topic, published in both clusters together."""
+    """Messages per second on each topic, published in both clusters together."""
     seconds: float
     hold_seconds: float = 0.0
     """One message in a hundred is acknowledged this much later; infinity: never."""
     killed: str | None = None
-    """``LEFT``: the cluster that is left is killed instead of the consumer being closed, and started again later.
-    ``GONE_TO``: the other one is killed and started again while the consumer works."""
+    """``LEFT``: instead of closing the consumer, the cluster that it leaves is killed, and restarted later.
+    ``GONE_TO``: the other one is killed and restarted while the consumer works."""
 
 
 @dataclass
 class Topic:
-    """What happened on one topic, by the number of the message."""
+    """What happened on one topic, by message number."""
 
     name: str
     case: Case
     published: set[int] = field(default_factory=set)
-    """With a receipt."""
+    """Messages with a receipt."""
     acknowledged: dict[int, float] = field(default_factory=dict)
-    """When the application did."""
+    """When the application acknowledged each."""
     after: list[int] = field(default_factory=list)
-    """What came after the move."""
+    """Messages that came after the move."""
     asked: int = 0
-    """Messages whose publication was asked for."""
+    """Messages handed to the producers."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a case, its topics together."""
+    """The outcome of a case, all its topics together."""
 
     published: int
     acknowledged: int
     again: int
     again_seconds: float
-    """Seconds of traffic that came again, the mean of the topics."""
+    """Seconds of traffic redelivered, averaged over the topics."""
     lost: int
     lag_ms: list[float]
-    """Sorted; empty where nobody looked."""
+    """Sorted; empty if not measured."""
 
     def lag(self, percent: float) -> float:
         return self.lag_ms[min(len(self.lag_ms) - 1, int(len(self.lag_ms) * percent / 100))]
 
 
 class Publisher(threading.Thread):
-    """Publishes on all topics, in each cluster every second message, until it is told to stop."""
+    """Publishes on all topics, every second message in each cluster, until told to stop."""
 
     def __init__(self, clusters: Sequence[Cluster], topics: Sequence[Topic]) -> None:
         super().__init__(name="publisher", daemon=True)
@@ -104,7 +104,7 @@ class Publisher(threading.Thread):
             self.reconnect(side)
 
     def reconnect(self, side: int) -> None:
-        """The cluster is there (again): by itself the client would wait for up to a minute."""
+        """The cluster is up (again): by itself the client would wait for up to a minute."""
         client = self._clusters[side].client()
         found = {}
         for topic in self._topics:
@@ -117,7 +117,7 @@ class Publisher(threading.Thread):
             self._producers |= found
 
     def disconnect(self, side: int) -> None:
-        """The cluster is killed: nothing is published there, and what had no receipt was not published."""
+        """The cluster is killed: nothing is published there, and messages without receipt count as not published."""
         with self._guard:
             client, self._clients[side] = self._clients[side], None
         if client is not None:
@@ -190,19 +190,19 @@ class Consumer(threading.Thread):
         self.join()
 
     def close(self) -> None:
-        """Sends the acknowledgements that are still in the library."""
+        """Sends the acknowledgements that the library still holds back."""
         self._consumer.close()
 
 
 class After(threading.Thread):
-    """The application after the move, on one topic: until it has what is owed and nothing more comes."""
+    """The application after the move, on one topic: runs until it has what is owed and nothing more comes."""
 
     def __init__(self, client: pulsar.Client, topic: Topic) -> None:
         super().__init__(name=f"consumer of {topic.name}, moved", daemon=True)
         self._consumer = subscribed(client, topic.name, SUBSCRIPTION)
         self._topic = topic
         self.all_published = threading.Event()
-        """Every receipt is in, and every cluster runs."""
+        """Whether every receipt is in and every cluster runs."""
 
     def run(self) -> None:
         came: set[int] = set()
@@ -226,7 +226,7 @@ class After(threading.Thread):
 
 
 class Watcher(threading.Thread):
-    """Asks the other cluster where the subscription of one topic stands."""
+    """Asks the other cluster for the position of one topic's subscription."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         super().__init__(name=f"watcher of {topic}", daemon=True)
@@ -251,14 +251,14 @@ def number_of(message: pulsar.Message) -> int:
 
 
 class Moves:
-    """Of consumers from one cluster to the other."""
+    """Moves of consumers from one cluster to the other."""
 
     def __init__(self, source: Cluster, target: Cluster, namespace: str) -> None:
         self._clusters = source, target
         self._namespace = namespace
 
     def run(self, cases: Sequence[Case]) -> dict[str, Outcome]:
-        """These cases at once. One that kills a cluster has to be alone."""
+        """Run these cases at once. A case that kills a cluster must run alone."""
         assert len(cases) == 1 or not any(case.killed for case in cases)
         source, target = self._clusters
         topics = [
@@ -307,7 +307,7 @@ class Moves:
         }
 
     def _work(self, case: Case, publisher: Publisher, consumers: Sequence[Consumer]) -> float:
-        """Until the move; returns its moment."""
+        """Run until the move; returns its time."""
         source, target = self._clusters
         time.sleep(case.seconds)
         if case.killed == GONE_TO:
@@ -331,7 +331,7 @@ class Moves:
         return moved
 
     def _open(self, topics: Sequence[str]) -> None:
-        """One message of each cluster is in both: replication runs."""
+        """Wait until both clusters have one message of each: replication runs."""
         clients = [cluster.client() for cluster in self._clusters]
 
         def begin(topic: str) -> None:

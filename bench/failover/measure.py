@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What consumers live through when their region dies or is left: how far behind the other region is, and how many
-messages come again or are lost.
+"""What consumers see when their region dies or they leave it: how far behind the other region is, and how many
+messages are redelivered or lost.
 
 Without --a and --b it starts three Meridian regions. With them it measures any two clusters that speak Pulsar's
 protocol, by the same steps. --pairs puts Apache Pulsar and Meridian side by side, in each combination.
@@ -116,7 +116,7 @@ def measure_moves(bench: Bench, stories: Stories, quick: bool, case: str, backlo
     work = 2000 if quick else 10_000
     for name, hold in HOLDS.items():
         if quick and case != "no_backlog" and hold != math.inf:
-            continue  # the hardest of the three stands for them
+            continue  # the hardest of the three represents them
         moved = stories.move(hold_seconds=hold, planned=True, work=work, backlog=backlog)
         bench.moved(f"{case}_{name}_planned", moved, 0.0)
         if stories.a.kill is not None:
@@ -125,7 +125,7 @@ def measure_moves(bench: Bench, stories: Stories, quick: bool, case: str, backlo
 
 
 def measure_disasters(bench: Bench, disasters: Disasters, quick: bool) -> None:
-    """A cut, a disk from earlier, and rest. A quick look takes less of each, and its figures say how much."""
+    """A cut, an old disk, and idling. A quick run takes less of each, and its figures say how much."""
     cut_seconds = 10 if quick else 60
     bench.title(f"region one is cut off from both others for {cut_seconds} s while its consumer works on, then moves")
     bench.figure("link_cut_seconds", cut_seconds)
@@ -177,31 +177,35 @@ def _ours(regions: Regions, name: str) -> Cluster:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/failover/run", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a look in less than four minutes")
-    parser.add_argument("--json", action="store_true", help="one JSON object in the last line")
-    parser.add_argument("--prepare", action="store_true", help="fetch what --pairs with Apache Pulsar need, and end")
-    parser.add_argument("--only", action="append", choices=PARTS, help="only this part; repeat for more")
+    parser.add_argument("--quick", action="store_true", help="a short run, less than four minutes")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--prepare", action="store_true", help="fetch what --pairs with Apache Pulsar needs, and exit")
+    parser.add_argument("--only", action="append", choices=PARTS, help="only this part; repeatable")
     parser.add_argument(
         "--pairs",
         nargs="*",
         choices=PAIRS,
         metavar="FROM-TO",
-        help=f"moves between pairs of clusters, side by side: {', '.join(PAIRS)}; all when none is named",
+        help=f"moves between pairs of clusters, side by side: {', '.join(PAIRS)}; default: all",
     )
-    parser.add_argument("--case", action="append", choices=CASES, help="of --pairs, only this one; repeat for more")
+    parser.add_argument("--case", action="append", choices=CASES, help="of --pairs, only this case; repeatable")
     parser.add_argument(
         "--results",
         type=Path,
         metavar="FILE",
-        help="keep the outcomes of --pairs there, and judge them together with those of earlier runs",
+        help="keep the outcomes of --pairs there, and judge them with those of earlier runs",
     )
-    parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page with the lag drawn, and figures")
-    parser.add_argument("--a", nargs=2, metavar=("SERVICE_URL", "ADMIN_URL"), help="the cluster that is left")
-    parser.add_argument("--b", nargs=2, metavar=("SERVICE_URL", "ADMIN_URL"), help="the cluster that goes on")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE.html", help="write a page with a plot of the lag and all figures"
+    )
+    parser.add_argument(
+        "--a", nargs=2, metavar=("SERVICE_URL", "ADMIN_URL"), help="the cluster that the consumer leaves"
+    )
+    parser.add_argument("--b", nargs=2, metavar=("SERVICE_URL", "ADMIN_URL"), help="the cluster where it continues")
     parser.add_argument("--kill-a", metavar="COMMAND", help="shell command that kills A's broker with SIGKILL")
-    parser.add_argument("--bring-back-a", metavar="COMMAND", help="shell command that starts it again and waits for it")
-    parser.add_argument("--kill-c", metavar="COMMAND", help="shell command that takes a third cluster down, at the end")
-    parser.add_argument("--namespace", default="public/default", help="one that both replicate to each other")
+    parser.add_argument("--bring-back-a", metavar="COMMAND", help="shell command that restarts it and waits for it")
+    parser.add_argument("--kill-c", metavar="COMMAND", help="shell command that stops a third cluster, at the end")
+    parser.add_argument("--namespace", default="public/default", help="a namespace that both replicate to each other")
     options = parser.parse_args()
     if (options.a is None) != (options.b is None):
         parser.error("--a and --b go together")

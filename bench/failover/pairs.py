@@ -25,13 +25,13 @@ RECORD_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Pair:
-    """Whom a consumer leaves and where it continues."""
+    """The cluster that a consumer leaves and the one where it continues."""
 
     name: str
     source: str
     target: str
     mode: str = "snapshot"
-    """Between two regions of Meridian, which know both."""
+    """Two Meridian regions support both modes."""
 
     @property
     def kinds(self) -> tuple[str, str]:
@@ -60,7 +60,7 @@ PAIRS = {
 
 
 class Clusters:
-    """Those that some pairs need, running, each pair's namespace in both of its clusters. A context manager."""
+    """The running clusters that some pairs need, each pair's namespace in both of its clusters. A context manager."""
 
     def __init__(self, directory: Path, pairs: Iterable[Pair]) -> None:
         self._directory = directory
@@ -89,7 +89,7 @@ class Clusters:
         return self._clusters[source], self._clusters[target]
 
     def _introduce(self) -> None:
-        """Tell each how to reach those with which it shares a pair; regions of Meridian know each other."""
+        """Tell each how to reach those with which it shares a pair; Meridian regions know each other."""
         neighbours: dict[str, set[str]] = {name: {name} for name in self._clusters}
         for pair in self._pairs:
             for name in pair.clusters:

@@ -21,7 +21,7 @@ MOVED = {
     "without_receipt_again": "of these again",
     "first_message_ms": "first message, ms",
 }
-"""Endings of the figures of one move, and the heads of their columns."""
+"""Endings of the figures of one move -> their column heads."""
 STYLE = """.missed { color: #b00; font-weight: bold } th { text-align: right; font-weight: normal; color: #555 }
 th, td { vertical-align: bottom; padding: .1em 0 .1em 1em } td { border-top: 1px solid #eee }
 th:first-child, td:first-child { text-align: left; padding: 0 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same moves between pairs of clusters, side by side: nothing may be lost, and no pair may deliver more again than
-two clusters of Apache Pulsar do."""
+"""The same moves between pairs of clusters, side by side: nothing may be lost, and no pair may redeliver more than
+two Apache Pulsar clusters do."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pairs import MERIDIAN, PAIRS, PULSAR, Clusters, Pair
 
 BASELINE = "pulsar-pulsar"
 SNAPSHOT_SECONDS = 1.0
-"""Interval of snapshots, the default of both."""
+"""Interval of snapshots, by default in both systems."""
 CHANCE_SECONDS = SNAPSHOT_SECONDS / 2
-"""What comes again depends on when the last snapshot was taken, anywhere within the interval: means of a few topics
-differ by less than half of it. A limit is what the baseline gave, and so many seconds of traffic."""
+"""Redelivery depends on when the last snapshot was taken, anywhere within the interval: means of a few topics differ by
+less than half of it. A limit is the baseline's figure plus this many seconds of traffic."""
 HOUR_SECONDS, HOUR_RATE = 180.0, 1000
 """180,000 messages: an hour's worth at 50 a second."""
 
@@ -36,7 +36,7 @@ Results = dict[str, dict[str, Outcome]]
 
 
 def together(quick: bool) -> list[Case]:
-    """Moves in good order, all at once."""
+    """Planned moves, all at once."""
     topics, seconds = (3, 7.0) if quick else (8, 20.0)
     return [
         Case("plain", topics, 60, seconds),
@@ -46,8 +46,8 @@ def together(quick: bool) -> list[Case]:
 
 
 def alone(pair: Pair, quick: bool) -> list[Case]:
-    """One after the other. A quick look kills one of the two: the Pulsar of a mixed pair, the cluster that is left of
-    a pair of one kind."""
+    """One after the other. A quick run kills only one: Pulsar in a mixed pair, the cluster that is left in a pair of
+    one kind."""
     topics, seconds = (4, 4.0) if quick else (8, 10.0)
     left = Case("left_one_killed", topics, 100, seconds, killed=LEFT)
     other = Case("other_one_killed", topics, 100, seconds, killed=GONE_TO)
@@ -81,7 +81,7 @@ def compare(
 
 
 def together_with(file: Path, results: Results) -> Results:
-    """These, and what earlier runs left in a file. It then holds all of them; of each case, the last outcome counts."""
+    """These outcomes and those of earlier runs in a file, which then holds all; a case's last outcome counts."""
     earlier = json.loads(file.read_text()) if file.exists() else {}
     found = {pair: {case: Outcome(**one) for case, one in cases.items()} for pair, cases in earlier.items()}
     for pair, outcomes in results.items():
@@ -122,7 +122,7 @@ def limits(results: Results) -> dict[str, tuple[float, float]]:
 
 
 def _baseline(results: Results, case: str) -> float | None:
-    """Of the same case. A quick look kills one cluster of a pair: the baseline's killing is that of all."""
+    """The baseline of the same case. A quick run kills one cluster per pair: either of the baseline's kills will do."""
     outcomes: Mapping[str, Outcome] = results.get(BASELINE, {})
     kills = {"left_one_killed", "other_one_killed"}
     same = [case] if case in outcomes else [other for other in outcomes if {case, other} <= kills]

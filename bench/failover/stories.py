@@ -4,7 +4,7 @@ messages are repeated after a move.
 
 One process publishes in A at a steady rate, another one takes the messages there at the same rate and acknowledges each
 individually, with a receipt, at once or, for some, later or never. Then the consumer moves to B, where the official
-client continues. Publishing begins a moment earlier and so ends before the move: only the subscription's place is
+client continues. Publishing begins a moment earlier, so it ends before the move: only the subscription's position is
 judged.
 """
 
@@ -25,11 +25,11 @@ from work import Notes, Worker
 
 SUBSCRIPTION = "s"
 RATE = 1000
-"""Messages a second that are published and taken."""
+"""Messages per second published and taken."""
 LEAD_SECONDS = 0.3
 """How much earlier publishing begins."""
 QUIET_MS = 1500
-"""Silence after which nothing is expected to be repeated, when all owed messages had arrived."""
+"""Silence after which no repeated message is expected, once all owed messages have arrived."""
 LOST_MS = 30_000
 """Silence after which a message that is still owed counts as lost."""
 POLL_SECONDS = 0.001
@@ -37,7 +37,7 @@ POLL_SECONDS = 0.001
 
 @dataclass(frozen=True)
 class Lag:
-    """Milliseconds from the sending of an ACK in A until B's admin API shows it; the asking's own time is in it."""
+    """Milliseconds from sending an ACK in A until B's admin API shows it, including the time of the query."""
 
     samples: list[tuple[float, float]]
     """(seconds since the first ACK, milliseconds)."""
@@ -52,14 +52,14 @@ class Lag:
 
 @dataclass(frozen=True)
 class Moved:
-    """After a move."""
+    """What came after a move."""
 
     confirmed: int
-    """Acknowledged before it, with the broker's receipt."""
+    """Acknowledged before the move, with the broker's receipt."""
     again: int
-    """Of these, delivered again after it."""
+    """Of these, redelivered after the move."""
     unconfirmed: int
-    """Acknowledgements that were under way when the broker was killed."""
+    """Acknowledgements in flight when the broker was killed."""
     unconfirmed_again: int
     lost: int
     first_message_ms: int
@@ -71,7 +71,7 @@ class Moved:
 
 
 class Stories:
-    """On two clusters, each story on a topic of its own."""
+    """Stories on two clusters, each on its own topic."""
 
     def __init__(self, a: Cluster, b: Cluster, namespace: str, directory: Path) -> None:
         self.a = a
@@ -85,7 +85,7 @@ class Stories:
     # -- the cursor's lag ---------------------------------------------------------------------------------------------
 
     def lag(self, messages: int, rate: int) -> Lag:
-        """Acknowledge in A at a steady rate while B is asked where its cursor stands."""
+        """Acknowledge in A at a steady rate while B is asked for its cursor."""
         with self.clients() as (a, b):
             topic = self.topic(a, b)
             b.subscribe(topic, "places", initial_position=pulsar.InitialPosition.Earliest).close()
@@ -172,17 +172,17 @@ class Stories:
 
     @contextmanager
     def clients(self) -> Iterator[tuple[pulsar.Client, pulsar.Client]]:
-        """The official client in both."""
+        """The official client in both clusters."""
         a, b = self.a.client(), self.b.client()
         try:
             yield a, b
         finally:
-            # A client of a broker that was killed would wait for it.
+            # A client of a killed broker would wait for it.
             for client in (a, b):
                 client.shutdown()
 
     def topic(self, *clients: pulsar.Client) -> str:
-        """A new one, with the subscription in both regions."""
+        """A new topic, with the subscription in both regions."""
         topic = f"persistent://{self._namespace}/failover-{next(self._topics)}"
         for client in clients:
             subscribed(client, topic, SUBSCRIPTION).close()
@@ -214,7 +214,7 @@ class Taking:
         self._consumer = subscribed(client, topic, subscription)
 
     def until(self, owed: set[int], quiet_ms: int) -> None:
-        """Until all of these came, or nothing came for ``quiet_ms``."""
+        """Receive until all of these came, or nothing came for ``quiet_ms``."""
         left = len(owed - self.came)
         while left and (number := self._take(quiet_ms)) is not None:
             left -= number in owed and number not in self.came
@@ -238,7 +238,7 @@ class Taking:
 
 
 def judged(notes: Notes, after: Taking, owed: set[int], moved: float) -> Moved:
-    """:param owed: everything that was published and not acknowledged before."""
+    """:param owed: everything published and not acknowledged before."""
     under_way = notes.sent.keys() - notes.confirmed.keys()
     return Moved(
         confirmed=len(notes.confirmed),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three regions whose links to each other lead through a forwarder, so that they can be cut and counted.
+"""Three regions whose links lead through a forwarder, which can cut them and count their bytes.
 
 Each ordered pair of regions has its own path. The region at its end listens for it on a separate port, with a
 listener's name, so that lookups through that path are answered with the path's address (``advertisedListeners``,
@@ -98,7 +98,7 @@ class Wired:
         return answer
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing passes between the two any more, and neither is notified."""
+        """Nothing passes between the two from now on, and neither is notified."""
         self._ask(f"cut {self._between(one, other)}")
 
     def heal(self, one: str, other: str) -> None:
@@ -109,7 +109,7 @@ class Wired:
         return " ".join([*pairs, *(f"{pair}-admin" for pair in pairs)])
 
     def bytes_passed(self) -> int:
-        """Between all regions so far, both ways, payload of TCP."""
+        """Bytes of TCP payload between all regions so far, both ways."""
         return sum(self._ask("count").values())
 
     def cpu_seconds(self) -> float:
@@ -117,7 +117,7 @@ class Wired:
         return sum(cpu_seconds(broker.pid) for broker in self.brokers.values())
 
     def keep_copy(self, name: str) -> Path:
-        """Stop the region's broker in good order, copy its disk, start it again."""
+        """Stop the region's broker gracefully, copy its disk, start it again."""
         broker = self.brokers[name]
         broker.stop()
         copy = self._directory / f"{name}.copy"
@@ -126,7 +126,7 @@ class Wired:
         return copy
 
     def put_back(self, name: str, copy: Path) -> None:
-        """SIGKILL the broker, give it the copy for its disk, start it."""
+        """SIGKILL the broker, replace its disk by the copy, start it."""
         broker = self.brokers[name]
         broker.kill()
         shutil.rmtree(broker.directory / "data")

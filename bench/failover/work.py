@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bench's view of the workers: processes that are started, triggered, and leave notes."""
+"""The bench's view of the workers: processes that it starts and triggers, and that leave notes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Worker:
-    """One process of ``worker.py``; ready when this object is there."""
+    """One process of ``worker.py``, ready once this object exists."""
 
     def __init__(self, what: str, **options: Any) -> None:
         self._what = what
@@ -24,7 +24,7 @@ class Worker:
         self.line("ready")
 
     def line(self, expected: str) -> None:
-        """Wait until it says this."""
+        """Wait until it prints this line."""
         assert self._process.stdout is not None
         if (said := self._process.stdout.readline().strip()) != expected:
             raise SystemExit(f"bench: the worker ({self._what}) said {said!r} instead of {expected!r}")
@@ -39,7 +39,7 @@ class Worker:
         return self
 
     def result(self) -> dict[str, Any]:
-        """Wait for its end."""
+        """Wait until it ends."""
         output, _ = self._process.communicate()
         if self._process.returncode:
             raise SystemExit(f"bench: the worker ({self._what}) failed")

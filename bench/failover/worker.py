@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The publisher and the consumer, each in a process of its own: ``worker.py WHAT key=value ...``.
+"""The publisher and the consumer, each in its own process: ``worker.py WHAT key=value ...``.
 
-They implement the protocol themselves, because the client libraries collect acknowledgements for a while before they
-send them: nothing is known about an acknowledgement that was still in the library when the broker died. The consumer
-here sends each at once, asks for its receipt (ACK with a request id, ACK_RESPONSE) and records both times. So repeated
-messages can be judged without excuses: the broker had to keep everything that it sent a receipt for.
+They implement the protocol themselves, because client libraries collect acknowledgements for a while before they send
+them: nothing is known about an acknowledgement that was still in the library when the broker died. The consumer here
+sends each at once, asks for its receipt (ACK with a request id, ACK_RESPONSE) and records both times. So repeated
+messages can be judged without excuses: the broker must keep everything for which it sent a receipt.
 
 Each waits for a line ``go`` when it is ready, and ends with one line of JSON.
 """
@@ -31,7 +31,7 @@ TAKEN, SENT, CONFIRMED = 0, 1, 2
 ACK, ACK_RESPONSE, CLOSE_CONSUMER, SUCCESS = 10, 38, 16, 13
 PERMITS = 1000
 WINDOW = 1000
-"""Messages without receipt at most."""
+"""Maximum number of messages without receipt."""
 HELD_SHARE = 100
 """One message of this many is held back."""
 
@@ -61,7 +61,7 @@ def publish(host: str, port: int, topic: str, first: int, count: int, rate: floa
 
 
 class Consumer:
-    """Takes messages at a steady rate and acknowledges each by itself, with a receipt; holds some back."""
+    """Takes messages at a steady rate and acknowledges each individually, with a receipt; holds some back."""
 
     def __init__(self, client: Raw, file: BinaryIO, hold_seconds: float | None) -> None:
         self.waiting: deque[tuple[Any, int]] = deque()
@@ -84,7 +84,7 @@ class Consumer:
                 self._note(CONFIRMED, self.unconfirmed.pop(command[1].request_id))
 
     def take(self, count: int) -> None:
-        """Process this many of the waiting messages, and held ones whose time has come."""
+        """Process this many waiting messages, and held ones that are due."""
         out = []
         for _ in range(min(count, len(self.waiting))):
             place, number = self.waiting.popleft()
@@ -143,7 +143,7 @@ def consume(host: str, port: int, topic: str, subscription: str, count: int, rat
 
 
 def _stay(client: Raw, consumer: Consumer) -> float:
-    """Until told to close; returns the seconds that closing took."""
+    """Work until told to close; returns the seconds that closing took."""
     poll = selectors.DefaultSelector()
     poll.register(client.socket, selectors.EVENT_READ)
     poll.register(sys.stdin, selectors.EVENT_READ)
@@ -163,7 +163,7 @@ def _stay(client: Raw, consumer: Consumer) -> float:
 
 
 def places(host: str, port: int, topic: str, subscription: str, last: int) -> Any:
-    """Read a topic through a subscription of its own: which number stands where, up to ``last``."""
+    """Read a topic through its own subscription: the position of each number, up to ``last``."""
     client = Raw(port, host=host)
     client.subscribe(topic, subscription, subType=pb.CommandSubscribe.Exclusive)
     _ready()
@@ -182,7 +182,7 @@ def places(host: str, port: int, topic: str, subscription: str, last: int) -> An
 
 
 def subscriptions(host: str, port: int, topics: str, count: int, together: int = 100) -> Any:
-    """Make many replicated subscriptions, ``count`` on each of these topics, and leave them without consumers."""
+    """Create many replicated subscriptions, ``count`` on each of these topics, and leave them without consumers."""
     client = Raw(port, host=host)
     _ready()
     for topic in topics.split(","):
@@ -205,7 +205,7 @@ def subscriptions(host: str, port: int, topics: str, count: int, together: int =
 
 
 def _read(client: Raw, seconds: float | None) -> list[Any]:
-    """The commands that come within a time; keep-alive is answered here."""
+    """The commands that arrive within a time; keep-alive is answered here."""
     client.socket.settimeout(None if seconds is None else max(seconds, 0.0005))
     try:
         commands = client.read()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Costs of the leases of three idle regions: bytes, processor time, records on disk (R26).
 
-Subscriptions with dispatch scope ``origin`` that are consumed in all three regions: each region holds its own share of
-each and renews it: by digests, and by name as with regions of an older version. The real cores in one process, without
+Subscriptions with dispatch scope ``origin`` are consumed in all three regions: each region holds its own share of each
+and renews it, by digests, or by name as with regions of an older version. The real cores in one process, without
 sockets and disks: every message is encoded, counted and decoded, and simulated time advances from deadline to deadline.
 """
 
@@ -33,13 +33,13 @@ EVERYWHERE = frozenset(REGIONS)
 SUBSCRIPTIONS = (1_000, 10_000)
 IDLE_SECONDS = 60
 BYTES_PER_SECOND = 50_000
-"""For all regions together, as for the progress exchange."""
+"""All regions together, as for the progress exchange."""
 CPU_MS_PER_SECOND = 50
 """Per region."""
 
 
 class Log:
-    """The progress log of a topic, and the witness's book: everything is durable at once, and counted."""
+    """The progress log of a topic, and the witness's store: everything is durable at once, and counted."""
 
     is_open = True
 
@@ -69,7 +69,7 @@ class Share:
 
 
 class Copy:
-    """A topic, as far as leases look at it."""
+    """The part of a topic that leases use."""
 
     leasing = True
     subscription_registry = SimpleNamespace(lost_records=SimpleNamespace(votes_from_ms=0))
@@ -87,7 +87,7 @@ class Copy:
 
 
 class Subscription:
-    """A subscription, as far as leases look at it."""
+    """The part of a subscription that leases use."""
 
     is_there = True
 
@@ -99,7 +99,7 @@ class Subscription:
 
 
 class Turn:
-    """The scheduler of a region that is greeted before it has topics: what it is given ends at once."""
+    """The scheduler of a region that is greeted before it has topics: its jobs end at once."""
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
         with suppress(StopIteration):
@@ -159,7 +159,7 @@ class Region:
 
 
 class World:
-    """Three regions, and links that deliver at once."""
+    """Three regions, with links that deliver at once."""
 
     def __init__(self, subscriptions: int, *, by_name: bool) -> None:
         self.now_ms = 1000
@@ -205,7 +205,7 @@ class World:
 
 
 def measure(subscriptions: int, *, by_name: bool) -> dict[str, Any]:
-    """:param by_name: the others understand nothing else, as before version 4 of the peer protocol."""
+    """:param by_name: the peers understand nothing else, as before version 4 of the peer protocol."""
     world = World(subscriptions, by_name=by_name)
     world.run(20)
     world.count_anew()
@@ -226,7 +226,7 @@ def measure(subscriptions: int, *, by_name: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the smaller number alone")
+    parser.add_argument("--quick", action="store_true", help="only the smaller number of subscriptions")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     options = parser.parse_args()
     load_before = os.getloadavg()[0]

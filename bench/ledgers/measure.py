@@ -2,8 +2,8 @@
 """Cost of the local ledger engine per entry, in processor time of the whole process, best of several rounds.
 
 Each way of appending is shown beside its floor: the same bytes through bare writev and fdatasync, measured in the same
-run, because only the ratio is meaningful on a shared machine. Writes go to a directory of their own under
---directory (default: the current one), since a memory file system would sync for nothing.
+run, because only the ratio is meaningful on a shared machine. Writes go to their own directory under --directory
+(default: the current one), since a memory file system would sync at no cost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meridian_broker.engines.local.store import LocalLedgerStore, LocalWriter
 from meridian_broker.ledgers.store import LedgerError
 
 PENDING_MAX = 8 << 20
-"""As a gateway would: no more is queued."""
+"""Maximum queued, as in a gateway."""
 BURST_BYTES = 1 << 20
 
 
@@ -38,7 +38,7 @@ class Result:
     """Processor time per operation."""
     wall_us: float
     floor: float | None = None
-    """Times the processor time of the bare system calls."""
+    """Multiple of the processor time of the bare system calls."""
 
 
 def ignore(_: int | LedgerError) -> None:
@@ -46,7 +46,7 @@ def ignore(_: int | LedgerError) -> None:
 
 
 async def appending(store: LocalLedgerStore, writers: list[LocalWriter], size: int, burst: int, count: int) -> None:
-    """``burst`` entries per turn of the loop, to the writers in turn; ends when all are durable."""
+    """Append ``burst`` entries per turn of the loop, to the writers in turn, until all are durable."""
     data = os.urandom(size)
     progress = asyncio.Event()
 
@@ -172,7 +172,7 @@ class Bench:
             await self.store.delete(ledger)
 
     async def recovery_case(self) -> None:
-        """A start with as much log behind the checkpoint as there may be."""
+        """A start with as much log after the checkpoint as there may be."""
         directory = self.directory / "tail"
         store = await LocalLedgerStore.start(directory, checkpoint_bytes=1 << 30)
         writer = await store.create(1, fence=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three regions on this machine, each a broker and an etcd, and what they use of it."""
+"""Three regions on this machine, each a broker and an etcd, and the resources that they use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOPIC = "persistent://public/default/metadata-events"
 
 
 class Counter:
-    """A port in front of another one that counts what passes."""
+    """A port in front of another one that counts the bytes that pass."""
 
     def __init__(self, target: int) -> None:
         self.bytes = 0
@@ -49,7 +49,7 @@ class Counter:
 
 
 class Deployment:
-    """Three regions on this machine. ``counter`` stands in front of the admin port of us, for the others."""
+    """Three regions on this machine. For the others, ``counter`` sits in front of us's admin port."""
 
     def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
         self.directory = directory
@@ -112,12 +112,12 @@ class Deployment:
         return found
 
     def processor_ms(self) -> tuple[float, float, float]:
-        """That brokers, etcds and this process have used so far."""
+        """Processor seconds that brokers, etcds and this process have used so far."""
         brokers = sum(_processor_ms(one.pid) for one in self.brokers.values())
         return brokers, sum(_processor_ms(one.pid) for one in self.etcds.values()), _processor_ms(os.getpid())
 
     def fsyncs(self) -> tuple[float, float]:
-        """Of all etcds so far: how many, and how many milliseconds they took."""
+        """Number of fsyncs of all etcds so far, and milliseconds that they took."""
         found = [_fsyncs(one.url) for one in self.etcds.values()]
         return sum(count for count, _ in found), sum(ms for _, ms in found)
 

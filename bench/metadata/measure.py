@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared metadata, measured on three brokers, each with an etcd of its own.
+"""Shared metadata, measured on three brokers, each with its own etcd.
 
 *Visible*: policies are set in one region at a rate, over its admin API; what counts is the time from the request to the
-change in the etcd of each other region. *Local*: the same request with and without synchronization, one right
-after the other, so that what all regions do about the last ones competes with it for this machine; *alone*: ten a
-second. *Behind*: a region
-whose store is empty, until it has 100,000 values. *Ten*: what a comparison sends and receives when ten values of
-100,000 differ, HTTP and its proofs included. *Memory*: what a broker keeps of each value to compare it.
+change in each other region's etcd. *Local*: the same request with and without synchronization, back to back, so that
+the work of all regions on earlier requests competes with it for this machine; *alone*: ten requests a second.
+*Behind*: a region whose store is empty, until it has 100,000 values. *Ten*: what a comparison sends and receives when
+ten values of 100,000 differ, including HTTP and proofs. *Memory*: what a broker keeps per value to compare it.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from meridian_broker.positions.clock import Stamp
 from support.brokers.broker_process import wait_until
 
 NAMESPACES = 51
-"""Whose policies are set in turn, a third of them in each region."""
+"""Namespaces whose policies are set in turn, a third of them in each region."""
 PARTS = ("memory", "local", "visible", "behind")
 _values = itertools.count(1000)
-"""What is set, each once: to set what is there already writes nothing."""
+"""Values to set, each once: setting an existing value writes nothing."""
 
 
 @dataclass
 class Local:
-    """What a write costs whoever asks for it."""
+    """What a write costs its caller."""
 
     off_ms: float
     on_ms: float
@@ -59,23 +58,23 @@ class Local:
 
 @dataclass
 class Visible:
-    """What a rate of writes leads to."""
+    """The effects of a rate of writes."""
 
     writes_per_second: float
-    """That were answered."""
+    """Writes that were answered."""
     p50_ms: float
     p99_ms: float
     overtaken: int
-    """Were never seen in another region: a later write of the same path was sent instead."""
+    """Writes never seen in another region: a later write of the same path was sent instead."""
     brokers_ms: float
-    """Of a processor, of all brokers together, for one write that is in all regions."""
+    """Processor time of all brokers together for one write that is in all regions."""
     etcds_ms: float
     generator_ms: float
-    """Of whoever writes and watches, as well."""
+    """Processor time of the writers and watchers."""
     fsyncs: float
-    """Of all etcds together, for one write."""
+    """Of all etcds together, per write."""
     fsync_ms: float
-    """One of these took so long, on average."""
+    """Average duration of one fsync."""
 
 
 @dataclass
@@ -96,7 +95,7 @@ def stored_at(number: int) -> str:
 
 
 async def local(deployment: Deployment, count: int, pause: float = 0.0) -> float:
-    """Median of one request after the other, in milliseconds, with pauses of so many seconds."""
+    """Median of consecutive requests, in milliseconds, with pauses of ``pause`` seconds."""
     times = []
     async with aiohttp.ClientSession(deployment.brokers["us"].admin_url) as session:
         for number in range(count):
@@ -109,9 +108,9 @@ async def local(deployment: Deployment, count: int, pause: float = 0.0) -> float
 
 
 async def visible(deployment: Deployment, rate: int, seconds: float) -> tuple[float, list[float]]:
-    """Writes per second that were answered, and for each write and other region the milliseconds until it was there.
+    """Writes per second that were answered, and for each write and other region the milliseconds until it arrived.
 
-    The regions write in turn, each to namespaces of its own.
+    The regions write in turn, each to its own namespaces.
     """
     sent: dict[int, tuple[int, float]] = {}
     seen: list[float] = []
@@ -147,7 +146,7 @@ async def visible(deployment: Deployment, rate: int, seconds: float) -> tuple[fl
 async def follow(
     store: EtcdMetadataStore, place: int, sent: dict[int, tuple[int, float]], seen: list[float], ready: asyncio.Event
 ) -> None:
-    """What becomes visible in the region with this number, and was written in another one."""
+    """Record what becomes visible in the region with this number and was written in another one."""
     async for changes in store.watch(keys.namespaces_of("bench") + "/"):
         now = time.perf_counter()
         ready.set()
@@ -174,7 +173,7 @@ async def fill(deployment: Deployment, region: str, values: int) -> None:
 
 
 async def change_ten(deployment: Deployment) -> None:
-    """Behind the broker's back, so that no event tells of it."""
+    """Write behind the broker's back, so that no event reports it."""
     async with deployment.store("us") as store:
         stamp = Stamp(time.time_ns() // 1_000_000, 0, "us")
         for number in range(10):
@@ -211,7 +210,7 @@ def switch_on(deployment: Deployment) -> None:
 
 
 def measure_local(deployment: Deployment, count: int) -> Local:
-    """Synchronization is off before, and on after."""
+    """Synchronization is off before this, and on afterwards."""
     alone_off_ms = asyncio.run(local(deployment, count // 4, 0.1))
     off_ms = asyncio.run(local(deployment, count))
     switch_on(deployment)
@@ -286,8 +285,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer writes; all targets are measured")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", choices=PARTS, action="append", help="a part; again for several")
-    parser.add_argument("--rate", type=int, action="append", help="writes a second, of all regions together: 200")
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; repeatable")
+    parser.add_argument(
+        "--rate", type=int, action="append", help="writes per second, all regions together; repeatable; default: 200"
+    )
     chosen = parser.parse_args()
     parts, rates = chosen.only or PARTS, chosen.rate or [200]
     figures: dict[str, float] = {}

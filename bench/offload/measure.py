@@ -2,8 +2,8 @@
 """Cost of offloading a sealed ledger to an S3 server, and of reading it back, in the process of a broker.
 
 The server and, where they can run, three bookies are started for the run, all on this machine. Processor time is that
-of this process alone, with the threads of its S3 client; the rates also say how busy the machine is, and how fast its
-disk. Memory is how far the resident set grew above what it was before.
+of this process alone, with the threads of its S3 client; the rates also depend on the machine's load and disk. Memory
+is the growth of the resident set.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from support.brokers.s3_server import CREDENTIALS, S3Server, s3_missing
 SIZES = (1 << 10, 64 << 10)
 """Bytes of an entry."""
 READ_BYTES = 1 << 20
-"""At a time, as dispatch does."""
+"""Entries read at a time, as dispatch does."""
 PENDING_MAX = 8 << 20
 SAMPLE_SECONDS = 0.01
 GB, MB = 1e9, 1e6
@@ -57,17 +57,17 @@ class Result:
     mb_per_second: float
     cpu_seconds_per_gb: float
     memory_mib: float
-    """How far the process grew."""
+    """Growth of the process."""
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @contextlib.asynccontextmanager
 async def watched() -> AsyncIterator[Callable[[], float]]:
-    """How many MiB the process grew at most."""
+    """Maximum growth of the process, in MiB."""
     before = most = resident()
 
     async def look() -> None:
@@ -108,7 +108,7 @@ class Bench:
         return result
 
     async def engine(self, name: str, near: LedgerStorage) -> None:
-        """All cases with ledgers of one engine."""
+        """All cases with one engine's ledgers."""
         scheduler, settings = LoopScheduler(), OffloadSettings()
         metadata = await SqliteMetadataStore.open(self._directory / f"{name}.sqlite")
         table = OffloadTable(metadata)
@@ -183,7 +183,7 @@ async def on_bookies(bench: Bench, directory: Path, jars: Path) -> None:
 
 
 def judged(results: list[Result]) -> dict[str, dict[str, float | bool]]:
-    """Targets: what a copy may cost, and memory for a few objects of 16 MiB beside the cache of 64 MiB."""
+    """Targets: the cost of a copy, and memory for a few objects of 16 MiB beside the cache of 64 MiB."""
     targets: dict[str, dict[str, float | bool]] = {}
     for one in results:
         cpu_max = 15.0 if "of 1 KiB" in one.name else 5.0

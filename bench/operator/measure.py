@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thousand GeoTopics in three regions: how soon all are Ready, and what they cost while nothing happens.
 
-Real brokers with a real etcd each, the operator in a process of its own, and the tests' API server in this one. First
-all objects are made at once. Then nothing happens for a while. Then one topic has traffic, and many replicated
-subscriptions that see it.
+Real brokers with a real etcd each, the operator in its own process, and the tests' API server in this one. First all
+objects are created at once. Then nothing happens for a while. Then one topic has traffic and many replicated
+subscriptions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Operator:
 
 
 class Cluster:
-    """Everything that runs, as it is measured."""
+    """Everything that runs and is measured."""
 
     def __init__(self, bench: Report, api: KubeApi, regions: Regions, operator: Operator) -> None:
         self.bench, self.api, self.regions, self.operator = bench, api, regions, operator
@@ -149,7 +149,7 @@ def _wait_shown(bench: Report, ready: Callable[[], int], count: int, patience: f
 
 
 def resting(world: Cluster, settle: float, seconds: float) -> None:
-    """Nothing happens."""
+    """Watch while nothing happens."""
     bench = world.bench
     time.sleep(settle)
     shares = world.watch("idle", seconds)
@@ -162,7 +162,7 @@ def resting(world: Cluster, settle: float, seconds: float) -> None:
 
 
 def busy(world: Cluster, subscriptions: int, seconds: float) -> None:
-    """Subscriptions of one topic whose numbers move all the time."""
+    """Subscriptions of one topic whose numbers change all the time."""
     for number in range(subscriptions):
         spec = {"topic": "persistent://public/default/topic-0", "subscription": f"subscription-{number}"}
         world.api.create("replicatedsubscriptions", f"subscription-{number}", spec=spec)
@@ -171,7 +171,7 @@ def busy(world: Cluster, subscriptions: int, seconds: float) -> None:
         f"pulsar://127.0.0.1:{world.regions.port(NAMES[0])}", logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     )
     producer = client.create_producer("persistent://public/default/topic-0")
-    _wait_quiet(world.api)  # what making the subscriptions costs is no traffic
+    _wait_quiet(world.api)  # creating the subscriptions is not traffic
     asked, began = len(world.api.requests), time.monotonic()
     while time.monotonic() - began < seconds:
         producer.send(b"x")
@@ -194,7 +194,7 @@ def _wait_quiet(api: KubeApi) -> None:
 
 
 def _purpose(method: str, path: str) -> str:
-    """A word for a request to the API server."""
+    """A short name for a request to the API server."""
     if path.endswith("/status"):
         return "status_writes"
     return "events" if path.endswith("/events") else f"other_{method.lower()}_requests"
@@ -203,9 +203,9 @@ def _purpose(method: str, path: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="at most 240 s: 200 objects, shorter watches")
-    parser.add_argument("--json", action="store_true", help="nothing but one JSON object, on the last line")
-    parser.add_argument("--prepare", action="store_true", help="fetch what a run needs: nothing")
-    parser.add_argument("--objects", type=int, help="so many GeoTopics; default: 1000")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object, on the last line")
+    parser.add_argument("--prepare", action="store_true", help="no effect: a run needs nothing fetched")
+    parser.add_argument("--objects", type=int, help="number of GeoTopics; default: 1000")
     parser.add_argument("--idle", type=float, help="seconds to watch while nothing happens; default: 600")
     parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator in a process of its own: argument 1 is the API server's port, argument 2 maps regions to admin URLs.
+"""The operator in its own process: argument 1 is the API server's port, argument 2 maps regions to admin URLs.
 
-It ends with its standard input; each line of it is answered with the number of requests to each region so far.
+It ends with its standard input, and answers each line of it with the number of requests to each region so far.
 """
 
 from __future__ import annotations

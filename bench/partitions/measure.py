@@ -36,7 +36,7 @@ PATIENCE_MS = 60_000
 
 
 class Round:
-    """One topic: made, used, deleted."""
+    """One topic: created, used, deleted."""
 
     def __init__(self, regions: UpProcess, number: int) -> None:
         self._regions = regions
@@ -92,7 +92,7 @@ class Round:
 
 
 def measure(metadata: str, rounds: int) -> list[dict[str, Any]]:
-    """One row a round."""
+    """One row per round."""
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory() as directory,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that measures the cost of acknowledgements to a broker: run by ``measure.py``, prints one JSON object.
+"""One process that measures a broker's cost of acknowledgements: run by ``measure.py``, prints one JSON object.
 
 A real topic, its log and its progress log on ledgers in memory, in a real loop. Two questions:
 
-* Single acknowledgements of a subscription that was rewound often, each in a turn of its own, or a hundred at a time:
+* Single acknowledgements of a subscription that was rewound often, each in its own turn, or a hundred at a time:
   processor time from the command to the receipt.
 * One cumulative acknowledgement over a long backlog: the longest turn of the loop, and the processor time until the
-  receipt, and until the cursor has advanced. With own entries only, and half from another region.
+  receipt and until the cursor has advanced. With only own entries, and with half of them from another region.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
 MANY = 4000
-"""Rewinds of ranges: several regions may know as many together, or had as many under an earlier version."""
+"""Rewinds of ranges: several regions may have this many together, or had them under an earlier version."""
 TURN = 100
 
 
 class Record:
-    """The topic's record, kept nowhere."""
+    """The topic's record, not stored."""
 
     belonging = Belonging("topic", "")
 
@@ -73,7 +73,7 @@ class Record:
 async def topic_of(entries: int, mixed: bool, step: int = 1) -> tuple[Topic, Subscription]:
     """A topic with this many entries in ledgers of 50,000, and a replicated subscription that is owed all of them.
 
-    :param mixed: every second one is from another region; ``step`` 2: which withholds every second one of its own.
+    :param mixed: every other entry is from another region, which with ``step`` 2 withholds every other one of its own.
     """
     scheduler, record, loop = LoopScheduler(), Record(), asyncio.get_running_loop()
     store = MemoryLedgerStore(schedule=lambda work: loop.call_soon(work))
@@ -108,7 +108,7 @@ def consumer_of(subscription: Subscription) -> Consumer:
 
 
 def rewinds(kind: str, count: int) -> Progress:
-    """Rewinds none of which rules all that an older one does; of ranges, none rules what is acknowledged here."""
+    """Rewinds, none of which covers all of an older one; if of ranges, none covers what is acknowledged here."""
     made = Progress()
     if kind == "time":
         made._layers = Layers(Layer(Stamp(1000 + n, 0, "eu"), {}, 1 + n) for n in range(count))
@@ -129,7 +129,7 @@ async def single(kind: str, count: int, commands: int, at_once: int) -> float:
     consumer, first = consumer_of(subscription), topic.log.first
     places = [Position(first.ledger, entry) for entry in range(commands * at_once)]
     resent = subscription.cursor.resent
-    if resent is not None:  # all of it was sent since
+    if resent is not None:  # everything was sent since
         resent.border = EARLIEST
     best = float("inf")
     third = len(places) // 3
@@ -144,7 +144,7 @@ async def single(kind: str, count: int, commands: int, at_once: int) -> float:
 
 
 async def cumulative(entries: int, mixed: bool) -> dict[str, float]:
-    """Milliseconds: the longest turn of the loop; processor time until the receipt, and until the cursor is there."""
+    """Milliseconds: the longest turn of the loop; processor time until the receipt, and until the cursor arrives."""
     topic, subscription = await topic_of(entries, mixed)
     last, answers, longest = topic.log.last_confirmed, list[Any](), 0
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that measures how long very many damaged entries block a broker's loop: run by ``measure.py``,
-prints one JSON object.
+"""One process that measures how long very many damaged entries block a broker's loop: run by ``measure.py``, prints one
+JSON object.
 
 A real topic as in ``acks.py``, with a subscription that is owed everything. The disk damages all entries of its sealed
 ledgers, headers included. For each step, from reading the ledgers again to accepting the loss, the longest turn of the
@@ -24,7 +24,7 @@ from meridian_broker.topics.topic import Topic
 from seeks import measured
 
 rotten = set[int]()
-"""Ledgers in which the disk reads every entry wrong."""
+"""Ledgers on a disk that reads every entry wrong."""
 
 
 class RottenReader(MemoryReader):

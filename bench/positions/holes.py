@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process that measures the memory of subscriptions full of holes: run by ``measure.py``, prints one JSON object.
 
-Each subscription has its progress, its first-hand acks (the evidence for the verifier) and its place in the
-topic's index, over ledgers of 50,000 entries as brokers make them. A Shared consumer acks in random order, a thousand
-entries per turn, through the index as in the broker; then everything is encoded as the broker's upkeep does.
-Memory is the growth of the resident set over several subscriptions, after the allocator returned what it keeps.
+Each subscription has its progress, its first-hand acks (the evidence for the verifier) and its part of the topic's
+index, over ledgers of 50,000 entries as in brokers. A Shared consumer acks in random order, a thousand entries per
+turn, through the index as in the broker; then everything is encoded as by the broker's housekeeping. Memory is the
+growth of the resident set over several subscriptions, after the allocator has returned its reserves.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def own_ledgers(entries: int) -> list[LedgerIndex]:
 
 
 def mixed_ledgers(entries: int) -> list[LedgerIndex]:
-    """A topic that three regions publish to by turns."""
+    """A topic to which three regions publish in turn."""
     codes, before, found = RegionCodes("us-east"), EARLIEST, []
     last = dict.fromkeys(REMOTES, EARLIEST)
     for number in range(-(-entries // PER_LEDGER)):
@@ -71,7 +71,7 @@ def mixed_ledgers(entries: int) -> list[LedgerIndex]:
 def subscription(indexes: list[LedgerIndex], holes: int, seed: int) -> tuple[Progress, Progress]:
     """Progress and first-hand acks after everything was acked except ``holes`` entries, the first one among them."""
     entries = sum(map(len, indexes))
-    order = array("I", range(1, entries))  # no objects of the interpreter's: they would leave holes in its heap
+    order = array("I", range(1, entries))  # no Python objects: they would leave holes in the heap
     Random(seed).shuffle(order)
     progress, first_hand = Progress(), Progress()
     del order[entries - holes :]
@@ -87,7 +87,7 @@ def subscription(indexes: list[LedgerIndex], holes: int, seed: int) -> tuple[Pro
 
 
 def cool(progress: Progress, first_hand: Progress) -> None:
-    for _ in range(10):  # more than it takes: a visit encodes a bounded number of ledgers
+    for _ in range(10):  # more than needed: a visit encodes a bounded number of ledgers
         progress.cool()
         first_hand.cool(progress)
 

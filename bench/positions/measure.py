@@ -141,7 +141,7 @@ def texture(entries: int, holes: int, seed: int) -> AckSet:
     bits.add_range(0, entries)
     bits -= BitMap([0, *Random(seed).sample(range(1, entries), holes - 1)])
     acks = AckSet(place(-1))
-    detail = acks._claims_of(LEDGER)  # one by one would take longer than all the rest
+    detail = acks._claims_of(LEDGER)  # one by one, this would take longer than the rest
     detail.bits = bits
     acks._normalise()
     return acks
@@ -187,7 +187,7 @@ SHAPES = (
 
 
 def subscriptions(quick: bool) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """Whole subscriptions over many ledgers, each shape in a process of its own. In a tenth of the size when quick."""
+    """Whole subscriptions over many ledgers, each shape in its own process. A tenth of the size if quick."""
     script = Path(__file__).with_name("holes.py")
     for entries, holes, most, count, mixed in SHAPES:
         part = 10 if quick else 1
@@ -200,13 +200,13 @@ def subscriptions(quick: bool) -> Iterator[tuple[dict[str, Any], int | None]]:
 
 
 SINGLE_TIMES = 2.0
-"""How much more an acknowledgement may cost with many rewinds than with none."""
+"""Maximum cost of an acknowledgement with many rewinds, as a multiple of that with none."""
 LONGEST_MS = 20.0
-"""The longest turn of the loop that a cumulative acknowledgement, a seek, a look ahead or damage may cause."""
+"""The longest turn of the loop that a cumulative acknowledgement, a seek, a lookahead or damage may cause."""
 
 
 def acknowledging(quick: bool) -> Iterator[tuple[str, float, float]]:
-    """``(what, at most, measured)`` for acknowledgements on a real topic, in a process of its own."""
+    """``(what, limit, measured)`` for acknowledgements on a real topic, in its own process."""
     script = Path(__file__).with_name("acks.py")
     words = ["2000", "100000"] if quick else ["10000", "1000000"]
     command = [sys.executable, str(script), *words]
@@ -227,7 +227,7 @@ def acknowledging(quick: bool) -> Iterator[tuple[str, float, float]]:
 
 
 def seeking(quick: bool) -> Iterator[tuple[str, float, float]]:
-    """The same of seeks and other looks ahead, over entries of two regions in turns."""
+    """The same for seeks and other lookaheads, over alternating entries of two regions."""
     command = [sys.executable, str(Path(__file__).with_name("seeks.py")), "100000" if quick else "1000000"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     entries = found["entries"]
@@ -239,7 +239,7 @@ def seeking(quick: bool) -> Iterator[tuple[str, float, float]]:
 
 
 def damaging(quick: bool) -> Iterator[tuple[str, float, float]]:
-    """The same of very many damaged entries."""
+    """The same for very many damaged entries."""
     command = [sys.executable, str(Path(__file__).with_name("damage.py")), "50000" if quick else "100000"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     entries = found["entries"]
@@ -250,8 +250,8 @@ def damaging(quick: bool) -> Iterator[tuple[str, float, float]]:
 
 
 def memory_bytes(thing: object, seen: set[int] | None = None) -> int:
-    """``sys.getsizeof`` of an object and everything it holds, region names included; without what all of its kind
-    share."""
+    """``sys.getsizeof`` of an object and everything it holds, including region names; without what all objects of its
+    kind share."""
     seen = {id(UNKNOWN), id(NO_REPORTS), id(sys.modules)} if seen is None else seen
     if thing is None or id(thing) in seen:
         return 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that measures how long seeks and looks ahead block a broker's loop: run by ``measure.py``,
-prints one JSON object.
+"""One process that measures how long seeks and lookaheads block a broker's loop: run by ``measure.py``, prints one JSON
+object.
 
-A real topic as in ``acks.py``, with alternating entries of two regions; in one of two worlds the other region
-withholds every second one of its own, so that no entry follows the one before. For each operation the longest turn of
-the loop, and its processor time, in milliseconds.
+A real topic as in ``acks.py``, with alternating entries of two regions; in one of two worlds the other region withholds
+every other one of its own, so that no entry follows the one before. For each operation the longest turn of the loop,
+and its processor time, in milliseconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def acknowledge(subscription: Subscription, position: Position) -> None:
 
 
 async def report(one: Subscription) -> None:
-    """How far nothing is owed (R11)."""
+    """The position up to which nothing is owed (R11)."""
     topic = one.topic
     await log_walks.carry_out(topic.log, topic.scheduler, floors.owed_nothing_upto(one.cursor))
 
@@ -56,7 +56,7 @@ async def begin_at_the_last_entry(one: Subscription) -> None:
 
 
 async def world(entries: int, step: int) -> dict[str, dict[str, float]]:
-    """Acknowledged is the last entry alone, then everything, then the last entry alone."""
+    """First only the last entry is acknowledged, then everything, then only the last entry again."""
     topic, one = await topic_of(entries, mixed=True, step=step)
     await acknowledge(one, topic.log.last_confirmed)
     return {

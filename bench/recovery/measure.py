@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a topic with a long progress log blocks a broker that starts.
+"""How long a topic with a long progress log blocks a starting broker.
 
 A broker writes a progress log of many acknowledgements, more than it would keep (``ROLL_RECORDS``), and stops. The next
-broker, a process of its own, opens the topic, and a task beside it measures each turn of the loop: its CPU time, and
-its wall time. Then one more acknowledgement rolls the log over, which writes a snapshot.
+broker, in its own process, opens the topic, while a task measures the CPU time and wall time of each turn of the loop.
+Then one more acknowledgement rolls the log over, which writes a snapshot.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ RECORDS, QUICK_RECORDS = 700_000, 100_000
 BLOCK_CPU_MS = 20.0
 NAME = "persistent://public/default/orders"
 LEDGER = 890_951_159_236_224
-"""Ledger of the acknowledged entries: of another region, so that no entry has to be stored."""
+"""Ledger of the acknowledged entries: another region's, so that no entry must be stored."""
 PENDING = 20_000
-"""Records under way while the log is written."""
+"""Records in flight while the log is written."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class Opened:
     roll_over_longest_block_wall_ms: float
     start_memory_mib: float
     opened_memory_mib: float
-    """The most that was resident until then."""
+    """Peak resident memory until then."""
 
 
 class Turns:
-    """Each turn of the loop, until the end of the block."""
+    """Measures each turn of the loop until the end of the block."""
 
     def __init__(self) -> None:
         self.cpu_ms = self.wall_ms = 0.0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A planned restart as clients see it: SIGTERM, and then the next broker on the same volume and ports.
 
-An unmodified Pulsar client publishes 200 messages a second, another one consumes and acknowledges them. What counts is
-the longest time between two receipts and between two deliveries, what was acknowledged and came again, and what was
-lost. Where the time goes: the drain, and the start until the broker says that it serves.
+An unmodified Pulsar client publishes 200 messages a second, another one consumes and acknowledges them. Measured are
+the longest time between two receipts and between two deliveries, redelivered acknowledged messages, and lost ones; and
+where the time goes: the drain, and the start until the broker reports that it serves.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Restart:
     lost: int
     repeated_after_ack: int
     stored_twice: int
-    """The client had no receipt when its connection ended, and sent them again."""
+    """Messages sent again because the client had no receipt when its connection ended."""
 
 
 class Publisher(threading.Thread):
-    """Publishes at the rate, whatever the answers; notes when each receipt came."""
+    """Publishes at the rate, whatever the answers; records when each receipt came."""
 
     def __init__(self, client: pulsar.Client) -> None:
         super().__init__(name="publisher")
@@ -72,7 +72,7 @@ class Publisher(threading.Thread):
 
 
 class Subscriber(threading.Thread):
-    """Acknowledges all that comes; notes when, and what comes again after its acknowledgement."""
+    """Acknowledges everything that comes; records when, and what is redelivered after its acknowledgement."""
 
     def __init__(self, client: pulsar.Client) -> None:
         super().__init__(name="subscriber")
@@ -139,7 +139,7 @@ def restarted(directory: Path) -> Restart:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one restart in place of five")
+    parser.add_argument("--quick", action="store_true", help="one restart instead of five")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     found = []

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of a broker whose consumers request everything and read nothing, or a little now and then.
 
-A thousand consumers, each on its own connection and subscription, with permits for a million messages. Every second
-one never reads; the others read two kilobytes ten times a second. A producer publishes meanwhile, and one good consumer
-takes it all. Memory has to be flat: what the broker holds for a slow consumer is bounded, the rest stays in the log.
+A thousand consumers, each on its own connection and subscription, with permits for a million messages. Every other one
+never reads; the rest read two kilobytes ten times a second. Meanwhile a producer publishes, and one good consumer takes
+everything. Memory must be flat: what the broker holds for a slow consumer is bounded, the rest stays in the log.
 
-Memory is the resident set. It is measured when all are subscribed, after a quarter of the messages, when all
-buffers are full, and at the end. In the end some of the slow ones read on, and must get every message, in order.
+Memory is the resident set. It is measured when all are subscribed, after a quarter of the messages, when all buffers
+are full, and at the end. At last some of the slow consumers read on, and must get every message, in order.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ CONSUMERS = 1000
 PERMITS = 1_000_000
 MESSAGE_BYTES = 4096
 WINDOW = 200
-"""Messages without a receipt."""
+"""Maximum number of messages without a receipt."""
 SIP_BYTES = 2048
 SIP_SECONDS = 0.1
 CAUGHT_UP = 5
-"""Slow consumers that read on in the end."""
+"""Slow consumers that read on at the end."""
 GROWTH_LIMIT_MIB = 96.0
 """From a quarter of the messages to all of them: the buffers of those that sip fill one after the other."""
 EACH_LIMIT_KIB = 256.0
-"""Everything above an empty broker, the cache of the newest entries too, divided by the slow consumers."""
+"""Everything above an empty broker, including the cache of the newest entries, divided by the slow consumers."""
 STALL_SECONDS = 60.0
 
 
 class Slow:
-    """A consumer that has asked for everything. Its kernel buffer is small: the broker is to feel that it is slow."""
+    """A consumer that has requested everything. Its kernel buffer is small, so that the broker notices its slowness."""
 
     def __init__(self, port: int, number: int) -> None:
         self.connection = Raw(port, receive_bytes=4096)
@@ -55,7 +55,7 @@ class Slow:
         self._decoder = FrameDecoder()
 
     def sip(self) -> None:
-        """Take a little, if something is there."""
+        """Read a little, if there is something."""
         try:
             self._hear(self.socket.recv(SIP_BYTES, socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -123,7 +123,7 @@ class Load:
 
 def measure(bench: Report, directory: Path, messages: int, consumers: int) -> None:
     mib = 1 << 20
-    # Otherwise those that take nothing are sent away.
+    # Otherwise the broker disconnects those that take nothing.
     with Broker(directory, keepAliveIntervalSeconds=3600) as broker:
         empty = rss_bytes(broker.pid)
         slow = [Slow(broker.port, number) for number in range(consumers)]
@@ -151,8 +151,8 @@ def measure(bench: Report, directory: Path, messages: int, consumers: int) -> No
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a quarter of the messages")
-    parser.add_argument("--json", action="store_true", help="nothing but one JSON object, on the last line")
-    parser.add_argument("--prepare", action="store_true", help="fetch what a run needs: nothing")
+    parser.add_argument("--json", action="store_true", help="print only one JSON object, on the last line")
+    parser.add_argument("--prepare", action="store_true", help="no effect: a run needs nothing fetched")
     parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)

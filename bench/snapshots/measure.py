@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache of snapshots of one subscription (PIP-33): a million snapshots at random distances.
 
-Then subscriptions at random places look up their snapshot: how far it is behind decides how much is delivered again
+Then subscriptions at random positions look up their snapshot: how far it is behind decides how much is redelivered
 after a failover.
 """
 
@@ -27,7 +27,7 @@ AVERAGE_GAPS = 2.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
-    parser.add_argument("--json", action="store_true", help="figures for machines")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
     part = 10 if options.quick else 1
     chosen, at = random.Random(33), 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the wire room takes per command, in processor time, best of several rounds.
+"""Processor time of the wire room per command, best of several rounds.
 
-No sockets: one buffer as a connection would hand it over (64 KiB reads for small frames), decoded again and again.
-Numbers of one machine compare with each other; the smallest of several rounds is the one least disturbed by others.
+No sockets: one buffer as a connection would deliver it (64 KiB reads for small frames), decoded again and again.
+Compare only numbers from one machine; the smallest of several rounds is the one least disturbed by others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Enforces NetworkPolicies on the one node of an end-to-end cluster whose network plug-in enforces none. Iptables hands
-// the first packet of each connection to this program (NFQUEUE), and the policy engine of kube-network-policies judges
+// the first packet of each connection to this program (NFQUEUE), and the policy engine of kube-network-policies checks
 // it. That project's own program needs a kernel with nft_queue.
 //
 //	enforcer -kubeconfig FILE -node NAME
@@ -34,8 +34,8 @@ const (
 	queue = 100
 )
 
-// The node's own processes, such as the kubelet with its probes, reach every pod. Addresses of Services are translated by
-// now, and those of clients not yet.
+// The node's own processes, such as the kubelet with its probes, reach every pod. At this point addresses of Services are
+// already translated, those of clients not yet.
 var rules = []string{
 	"-N " + chain,
 	"-A " + chain + " -m owner --uid-owner 0 -j RETURN",
@@ -81,7 +81,7 @@ func watch(ctx context.Context, kubeconfig, node string) (*networkpolicy.PolicyE
 	return networkpolicy.NewPolicyEngine(known, []api.PolicyEvaluator{policies}), nil
 }
 
-// enforce judges first packets until the context ends, and then lets all pass again.
+// enforce checks first packets until the context ends, and then lets everything pass again.
 func enforce(ctx context.Context, engine *networkpolicy.PolicyEngine) error {
 	packets, err := nfqueue.Open(&nfqueue.Config{
 		NfQueue: queue, MaxPacketLen: 128, MaxQueueLen: 1024, Copymode: nfqueue.NfQnlCopyPacket,
@@ -127,7 +127,7 @@ func enforce(ctx context.Context, engine *networkpolicy.PolicyEngine) error {
 	return nil
 }
 
-// forget removes the rules, whether all are there or not.
+// forget removes the rules, even if some are missing.
 func forget() {
 	for _, rule := range []string{"-D POSTROUTING -j " + chain, "-F " + chain, "-X " + chain} {
 		_ = iptables(rule)

@@ -184,7 +184,7 @@ def test_verdicts_name_the_shadow_and_its_source() -> None:
     assert (verdict.state, verdict.exit_code) == (State.ALIGNED, 0)
     assert "1 shadow" in verdict.summary
     (subject,) = [one for one in verdict.subjects if one.topic == SHADOW]
-    assert compared_text(subject) == "as its source"
+    assert compared_text(subject) == "same as its source"
     bad = world(seen(whole, part, (3, 9)), seen(whole, part, (3, 9)))
     verdict = judge(bad, differences(bad), [], [])
     states = {(one.topic, one.subscription): one.state for one in verdict.subjects}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes API as a pod with a service account sees it: a few requests do not need a client library."""
+"""The Kubernetes API as seen by a pod with a service account: a few requests do not need a client library."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NOT_FOUND: Final = 404
 
 
 class ClusterError(Exception):
-    """This is not a pod, or the API server refuses. The message names the request and the reason."""
+    """This is not a pod, or the API server refused. The message names the request and the reason."""
 
 
 class Cluster:
-    """One API server, with the rights of the pod's service account.
+    """The API server, with the rights of the pod's service account.
 
-    :raises ClusterError: this process does not run in a pod, or its pod has no service account.
+    :raises ClusterError: this process does not run in a pod, or the pod has no service account.
     """
 
     def __init__(self, account: Path = ACCOUNT) -> None:
@@ -46,7 +46,7 @@ class Cluster:
         return self._ask("GET", path)
 
     def apply(self, path: str, body: Mapping[str, Any]) -> None:
-        """Make or change an object by server-side apply. :raises ClusterError: no answer, or a refusal."""
+        """Create or change an object by server-side apply. :raises ClusterError: no answer, or a refusal."""
         asked = f"{path}?fieldManager=meridian-verifier&force=true"
         if self._ask("PATCH", asked, json.dumps(body).encode(), "application/apply-patch+yaml") is None:
             raise ClusterError(f"PATCH {path}: there is no such namespace")

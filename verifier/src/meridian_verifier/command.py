@@ -38,12 +38,12 @@ INTERRUPTED: Final = 130
     "--max-lags-namespace",
     multiple=True,
     metavar="NAMESPACE",
-    help="Read ReplicatedSubscriptions of this namespace only, for --max-lags-from-cluster. Repeat. Default: of all.",
+    help="With --max-lags-from-cluster: read only this namespace. Repeatable. Default: all namespaces.",
 )
 @click.option(
     "--ca-dir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Certificate authorities in PEM: a file for each region, named like it, and `default` for the others.",
+    help="Certificate authorities in PEM: a file per region, named after it, and `default` for the others.",
 )
 @click.option("--report-dir", type=click.Path(path_type=Path, file_okay=False), help="Write the HTML report here.")
 @click.option(
@@ -54,11 +54,14 @@ INTERRUPTED: Final = 130
 @click.option(
     "--pulsar-token-file",
     type=click.Path(exists=True, dir_okay=False),
-    help="File with a token for regions of Apache Pulsar, which may read statistics of topics.",
+    help="File with a token for Apache Pulsar regions, allowed to read topic statistics.",
 )
 @click.option("--master", default="local[2]", show_default=True, help="The Spark master.")
 @click.option(
-    "--spark-conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting; it overrides this program's own. Repeat."
+    "--spark-conf",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A Spark setting; overrides this program's own. Repeatable.",
 )
 @click.option(
     "--verdict-configmap",
@@ -107,7 +110,7 @@ def verify(
     except (RegionsError, JavaMissing, ClusterError) as error:
         console.print(f"[red]Error:[/] {markup(str(error))}", soft_wrap=True)
         raise SystemExit(COULD_NOT_TELL) from None
-    # Spark's classes take a second to load: not before it is certain that they are needed.
+    # Spark's classes take a second to load: not before they are certainly needed.
     from meridian_verifier.job import Request
     from meridian_verifier.job import verify as run
     from meridian_verifier.report.configmap import Run, rows, whole
@@ -146,9 +149,7 @@ def verify(
         named_run = Run(verdict_configmap, uuid4().hex, datetime.now(UTC), timedelta(seconds=verdict_valid))
         try:
             for left in publish(Cluster(), named_run, whole(verdict), rows(verdict)):
-                console.print(
-                    f"[yellow]a part of an earlier verdict was left behind:[/] {markup(left)}", soft_wrap=True
-                )
+                console.print(f"[yellow]part of an earlier verdict was left behind:[/] {markup(left)}", soft_wrap=True)
         except (NotPublished, ClusterError) as error:
             console.print(f"[red]Error:[/] the verdict was not published: {markup(str(error))}", soft_wrap=True)
             raise SystemExit(COULD_NOT_TELL) from None

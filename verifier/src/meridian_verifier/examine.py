@@ -40,7 +40,7 @@ from meridian_verifier.source.regions import Region
 STRIPS_PER_RUN: Final = 40
 """Maximum number of subscriptions drawn in one report."""
 METADATA_GROUPS: Final = 16
-"""Into so many groups the paths of metadata are divided: each is judged by one task."""
+"""Number of groups of metadata paths: each is judged by one task."""
 _OUTCOME: Final = pa.schema([("kind", pa.string()), ("payload", pa.string())])
 
 
@@ -72,7 +72,7 @@ def examine(
     packed = reader.options(table="entries@2,progress@1,ranges@2", packed="true").load()
     grouped = _everywhere(_for_shadows(spark, packed, world), _origins(world)).groupBy("topic", "origin_region")
     with warnings.catch_warnings():
-        # Spark looks for pandas here, and warns of new versions of it, though only Arrow is used.
+        # Spark looks for pandas here, and warns about new versions of it, though only Arrow is used.
         warnings.simplefilter("ignore", FutureWarning)
         judged = grouped.applyInArrow(_judge_group(world, _drawn(world)), "kind string, payload string")
     return _outcome(judged.collect())
@@ -87,7 +87,7 @@ def examine_metadata(
 ) -> Outcome:
     """R63 for metadata over S1 and S2.
 
-    :param pairs: source and target of what is compared, and the folders below which they keep metadata equal.
+    :param pairs: source and target to compare -> the folders below which they sync metadata.
     """
     spark.dataSource.register(MeridianDataSource)
     named = {name for pair in pairs for name in pair}
@@ -125,7 +125,7 @@ def _judge_metadata(pairs: Mapping[tuple[str, str], Collection[str]]) -> Callabl
 def _options(
     regions: Sequence[Region], snapshots: Mapping[str, Sequence[Taken]], token_file: str | None
 ) -> dict[str, str]:
-    """Of the data source."""
+    """Options of the data source."""
     options = {
         "regions": ",".join(f"{region.name}={region.admin_url}" for region in regions),
         "snapshot": json.dumps(
@@ -142,7 +142,7 @@ def _options(
 
 
 def _for_shadows(spark: SparkSession, packed: DataFrame, world: World) -> DataFrame:
-    """Entries of sources are rows of their shadows, too, which export none."""
+    """Makes entries of sources also rows of their shadows, which export none."""
     views: dict[tuple[str, str], list[str]] = {}
     for one in compared(world):
         if one.later.cursors:
@@ -158,7 +158,7 @@ def _for_shadows(spark: SparkSession, packed: DataFrame, world: World) -> DataFr
 
 
 def _everywhere(packed: DataFrame, origins: Sequence[str]) -> DataFrame:
-    """Local ranges say no origin: they concern every origin's entries. Entries without an origin concern none (R2)."""
+    """Local ranges name no origin: they concern every origin's entries. Entries without an origin are left out (R2)."""
     local = f.col("origin_region").isNull() & (f.col("table") != "entries") & f.col("problem").isNull()
     every = f.array(*[f.lit(origin) for origin in origins])
     origin = f.explode(f.when(local, every).otherwise(f.array("origin_region"))).alias("origin_region")
@@ -169,7 +169,7 @@ def _everywhere(packed: DataFrame, origins: Sequence[str]) -> DataFrame:
 
 
 def _origins(world: World) -> list[str]:
-    """Every region whose entries may be in some log: those asked, and those that some region remembers."""
+    """Every region whose entries may be in some log: those asked, and those that a region has on record."""
     named = set(world.asked)
     for state in world.later.values():
         for topic in state.topics.values():

@@ -29,18 +29,18 @@ from meridian_verifier.source.regions import PULSAR, Region
 from meridian_verifier.source.snapshots import Moment, take_moment
 
 ROUNDS: Final = 3
-"""How often S1 is taken in all if a subscription is rewound in between (R61)."""
+"""Total attempts at S1 if a subscription is rewound in between (R61)."""
 
 LOOKS: Final = 4
-"""How often subjects that are behind are compared again, each time those whose maxLag is over; the last time all."""
+"""How often subjects that are behind are compared again: each time those whose maxLag is over, the last time all."""
 LONGEST_MS: Final = 300_000
 """A longer maxLag is not waited for: S1 lives for ten minutes in the regions, and must still be read then."""
 METADATA_LOOKS: Final = (5.0, 15.0)
-"""Seconds after S1 at which metadata that are behind are compared again."""
+"""Seconds after S1 at which metadata that is behind is compared again."""
 NO_TOPIC: Final = "-"
-"""A pattern that fits no topic: what is wanted is metadata."""
+"""A pattern that matches no topic: only metadata is wanted."""
 NAMED_MAX: Final = 50
-"""Topics that a request for a snapshot names one by one."""
+"""Maximum number of topics that a snapshot request names one by one."""
 
 Tell = Callable[[str], None]
 """Called with one sentence per step."""
@@ -62,7 +62,7 @@ class Request:
     spark_settings: Mapping[str, str] = field(default_factory=dict)
     """Spark settings that override our own."""
     pulsar_token_file: str | None = None
-    """For regions of Apache Pulsar, which never get the other one."""
+    """For Apache Pulsar regions, which never get the other token."""
 
     @property
     def meridian(self) -> list[Region]:
@@ -85,7 +85,7 @@ class Timing:
 
 
 def verify(request: Request, tell: Tell) -> tuple[Verdict, Timing]:
-    """Start a session, run, stop it. Regions that do not answer make *unknown*, never an exception.
+    """Start a session, run, stop it. Regions that do not answer lead to *unknown*, never to an exception.
 
     The session starts first: it takes the longest, and the snapshots should be young when they are read.
     """
@@ -102,7 +102,7 @@ def verify(request: Request, tell: Tell) -> tuple[Verdict, Timing]:
 
 
 def verify_in(spark: SparkSession, request: Request, tell: Tell) -> tuple[Verdict, Timing]:
-    """Run in a session that is there already."""
+    """Run in an existing session."""
     begun = time.monotonic()
     lags = MaxLags(request.max_lag_ms, request.max_lags)
     first, second = take_snapshots(request, lags.shortest_ms, tell)
@@ -117,7 +117,7 @@ def verify_in(spark: SparkSession, request: Request, tell: Tell) -> tuple[Verdic
 def _wait_for_slow_ones(
     spark: SparkSession, request: Request, lags: MaxLags, first: Moment, verdict: Verdict, tell: Tell
 ) -> Verdict:
-    """Compare subjects that are behind, and may be, with S1 again when their time is over."""
+    """Compare subjects that are behind, but may be, with S1 again when their time is over."""
     waited = lags.shortest_ms
     clients = _clients(request)
     strangers = _strangers(request)
@@ -127,7 +127,7 @@ def _wait_for_slow_ones(
             break
         waited = max(slow.values()) if look == LOOKS - 1 else min(slow.values())
         late = counted(len(slow), "subject")
-        tell(f"{late} behind, but no longer than allowed: comparing again {waited / 1000:g} s after S1")
+        tell(f"{late} behind, within the allowed lag: comparing again {waited / 1000:g} s after S1")
         threading.Event().wait(max(0.0, first.at + waited / 1000 - time.monotonic()))
         topics = _with_sources(first, {topic for topic, _ in slow})
         later = take_moment(clients, _pattern(topics) or request.topics, strangers)
@@ -136,13 +136,13 @@ def _wait_for_slow_ones(
 
 
 def _with_sources(moment: Moment, topics: Collection[str]) -> list[str]:
-    """These topics and, of shadows among them, what they are compared with."""
+    """These topics and the sources of shadows among them."""
     shadows = [state.shadows[topic] for state in moment.states.values() for topic in topics if topic in state.shadows]
     return sorted({*topics, *(shadow.shadow_of for shadow in shadows)})
 
 
 def _pattern(topics: Sequence[str]) -> str | None:
-    """These topics, as the export takes them; None: they are too many to name."""
+    """A pattern for these topics, as the export takes it; None: they are too many to name."""
     return "re:" + "|".join(map(re.escape, topics)) if len(topics) <= NAMED_MAX else None
 
 
@@ -175,7 +175,7 @@ def _compare(spark: SparkSession, request: Request, first: Moment, second: Momen
 def _with_metadata(
     spark: SparkSession, request: Request, first: Moment, second: Moment, verdict: Verdict, tell: Tell
 ) -> Verdict:
-    """What is behind is looked at again, twice: a change may be on its way, or have been made between two requests."""
+    """Compare metadata; what is behind, twice more: a change may be in transit, or have come between two requests."""
     shared = {
         name: taken.shared
         for name, taken in first.taken.items()
@@ -219,7 +219,7 @@ def _strangers(request: Request) -> list[PulsarClient]:
 
 
 def take_snapshots(request: Request, apart_ms: int, tell: Tell) -> tuple[Moment, Moment]:
-    """S1 and S2, at least ``apart_ms`` apart. When a rewind came between, S2 becomes S1 and another is taken."""
+    """S1 and S2, at least ``apart_ms`` apart. If a rewind came between, S2 becomes S1 and a new S2 is taken."""
     clients, strangers = _clients(request), _strangers(request)
     tell(f"snapshot S1 of {', '.join(region.name for region in request.regions)}")
     first = take_moment(clients, request.topics, strangers)
@@ -237,7 +237,7 @@ def take_snapshots(request: Request, apart_ms: int, tell: Tell) -> tuple[Moment,
 
 
 def world_of(request: Request, first: Moment, second: Moment) -> World:
-    """Both moments as one value; a region missing from either is unreachable, and left out of both."""
+    """Both moments as one value; a region missing from one is unreachable, and left out of both."""
     unreachable = {**first.unreachable, **second.unreachable}
     return World(
         tuple(region.name for region in request.meridian),

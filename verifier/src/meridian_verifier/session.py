@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Spark session, as light as one driver with a handful of small jobs needs it, and the Java it stands on."""
+"""The Spark session, as light as one driver with a few small jobs needs, and the Java that it needs."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ _SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",
-    # Groups are few and heavy: the adaptive planner would put them into one task because they are small in bytes.
+    # Groups are few and heavy: the adaptive planner would put them all into one task because they are small in bytes.
     "spark.sql.adaptive.enabled": "false",
-    # The data source takes filters; without this flag its queries are refused.
+    # The data source supports filters; without this flag its queries are refused.
     "spark.sql.python.filterPushdown.enabled": "true",
-    # Packed rows are megabytes each: few of them are enough for a batch.
+    # Packed rows are megabytes each: a few fill a batch.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
 }
 
 
 class SparkFailed(Exception):
-    """The Spark session does not start. The message ends with Spark's last lines."""
+    """The Spark session did not start. The message ends with Spark's last lines."""
 
 
 class JavaMissing(Exception):
-    """There is no Java that Spark runs on. The message says what was found and what to install."""
+    """There is no Java that can run Spark. The message says what was found and what to install."""
 
 
 def check_java() -> str:
     """The version of the Java that Spark will start.
 
-    :raises JavaMissing: none, or one older than 17.
+    :raises JavaMissing: there is no Java, or it is older than 17.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
@@ -102,9 +102,9 @@ def start_session(master: str, scratch: Path, given: Mapping[str, str] | None = 
     conf = SparkConf().setMaster(master).setAppName("meridian-verify").setAll(list(settings.items()))
     said = scratch / "spark.log"
     try:
-        # Java and Spark print greetings on standard error, which are noise while all is well.
+        # Java and Spark print greetings on standard error: noise while all is well.
         with said.open("wb") as log, warnings.catch_warnings():
-            # Spark warns of pandas' version while it loads a part of itself that looks for it.
+            # Spark warns about pandas' version while it loads a module that looks for pandas.
             warnings.simplefilter("ignore", FutureWarning)
             gateway = launch_gateway(conf, {"stderr": log})  # type: ignore[no-untyped-call]
             return SparkSession(SparkContext(conf=conf, gateway=gateway))

@@ -15,15 +15,15 @@ GROUP: Final = "/apis/meridian.dev/v1alpha1"
 KIND: Final = "replicatedsubscriptions"
 PAGE: Final = 500
 Age = tuple[str, str, str]
-"""Of an object: when it was created, and to break ties its namespace and name."""
+"""An object's creation time and, to break ties, its namespace and name."""
 _DURATION: Final = re.compile(r"([0-9]{1,9}(ms|s|m|h|d))+")
 _MILLIS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def max_lags(cluster: Cluster, namespaces: Sequence[str] = ()) -> dict[Key, int]:
-    """Milliseconds by topic and subscription. Of two objects for the same one the oldest wins.
+    """Milliseconds by topic and subscription. If several objects name the same subscription, the oldest wins.
 
-    :param namespaces: of the objects; none: all namespaces.
+    :param namespaces: where to read objects; empty: all namespaces.
     :raises ClusterError: no answer, a refusal, or an invalid object.
     """
     paths = [f"{GROUP}/namespaces/{namespace}/{KIND}" for namespace in namespaces] or [f"{GROUP}/{KIND}"]
@@ -39,7 +39,7 @@ def _read(cluster: Cluster, path: str, found: dict[Key, tuple[Age, int]]) -> Non
     while True:
         page = cluster.get(f"{path}?limit={PAGE}&continue={quote(following)}")
         if page is None:
-            return  # this cluster does not have the kind
+            return  # the cluster does not have this kind
         try:
             for one in page["items"]:
                 meta, spec = one["metadata"], one["spec"]
@@ -49,7 +49,7 @@ def _read(cluster: Cluster, path: str, found: dict[Key, tuple[Age, int]]) -> Non
                     found[key] = age, milliseconds(spec["maxLag"])
             following = page["metadata"].get("continue") or ""
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ClusterError(f"GET {path}: an object that cannot be read: {error!r}") from error
+            raise ClusterError(f"GET {path}: an object is not valid: {error!r}") from error
         if not following:
             return
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""R62: every origin's entries stand in every region that should have them: all of them, once, in order."""
+"""R62: every region that should have an origin's entries stores all of them, once, in order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def completeness(evidence: Evidence) -> tuple[list[Finding], list[Flow]]:
 
 def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask, Mask]:
     """The known entries that the region should hold and does not: *missing* below its high-water, *skipped* by an
-    administrator, *behind* above the high-water. Of an origin without a chain none is missing."""
+    administrator, *behind* above the high-water. If the origin has no chain, none counts as missing."""
     keys = evidence.known.keys
     held = evidence.stored.get(region)
     due = (keys > evidence.low_water(region)) | evidence.awaited(region).holds(keys)
@@ -55,16 +55,16 @@ def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask, Mask]:
 
 
 def _disorder(evidence: Evidence, region: str, held: Stored) -> tuple[list[Finding | None], int]:
-    """Entries that are stored twice or in another order than at the origin; and how many came late, legitimately.
+    """Entries that are stored twice or in another order than at the origin; and how many legitimately came late.
 
-    An entry is behind a newer one when an earlier place of the log holds a later entry. It came *late* when the newer
-    one did not claim to follow it: that one begins another stretch of the chain, or the region joined with it. If the
-    newer one had claimed that, it should have been refused: then the order is wrong.
+    An entry is behind a newer one when an earlier place of the log holds a later entry. It came *late* if the newer
+    entry did not claim to follow it, but began another stretch of the chain, or was where the region joined. If the
+    newer entry did claim that, it should have been refused: the order is wrong.
     """
     keys = evidence.known.keys
     values, counts = np.unique(held.keys, return_counts=True)
     doubled = np.isin(keys, values[counts > 1])
-    # In the order of the log, without second copies, which are reported above.
+    # In log order, without second copies, which are reported above.
     _, first = np.unique(held.keys, return_index=True)
     once = held.keys[np.sort(first)]
     stretch = evidence.known.stretches()[np.searchsorted(keys, once)]
@@ -80,7 +80,7 @@ def _disorder(evidence: Evidence, region: str, held: Stored) -> tuple[list[Findi
 
 
 def _behind(keys: Keys) -> Keys:
-    """Those of the keys that stand behind a greater one."""
+    """The keys that come after a greater one."""
     return keys[1:][keys[1:] < np.maximum.accumulate(keys)[:-1]] if len(keys) else keys
 
 

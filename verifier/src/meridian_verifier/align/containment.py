@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """R61: what region A had acked at S1 must be acked in region B at S2, entry by entry, batch bits included.
 
-Sets are compared as ranges first; only the differences are counted in entries. A difference without an entry that some
-region knows is ignored: sets are sets of entries, and a range may end between two of them.
+Sets are compared as ranges first; only the differences are counted in entries. A difference without a
+known entry is ignored: sets are sets of entries, and a range may end between two of them.
 
-A subscription that follows by snapshots is judged by its own promise (R63): what A had told B by S1.
+A subscription replicated by snapshots is judged by its own promise (R63): what A had told B by S1.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _missing(evidence: Evidence, subscription: str, source: str, target: str) ->
     if told is not None:
         return _not_followed(evidence, lacking, subscription, source, target, told)
     chosen = lacking.holds(keys)
-    # A message counts as missing where its bit does; an entry that is missing whole counts with all its messages,
-    # save those the target has at least in part.
+    # A message counts as missing if its bit is; an entirely missing entry counts with all its messages except those
+    # that the target has acked.
     messages = int(evidence.known.messages[chosen].sum())
     for key in lacking.within(keys_of(sorted(after.partial))):
         messages -= after.partial[int(key)].bits.bit_count() if key in keys[chosen] else 0
@@ -83,8 +83,8 @@ def _missing(evidence: Evidence, subscription: str, source: str, target: str) ->
 
 
 def told_by(world: World, topic: str, subscription: str, source: str) -> Mapping[str, Place] | None:
-    """Up to where a region had told the others at S1 that everything is acknowledged; None: the subscription is kept
-    in step exactly."""
+    """Up to where the region had told the others by S1 that everything is acknowledged; None: the subscription syncs
+    in mode Exact."""
     state = world.earlier[source].topics.get(topic)
     return None if state is None else state.told.get(subscription)
 
@@ -92,7 +92,7 @@ def told_by(world: World, topic: str, subscription: str, source: str) -> Mapping
 def _not_followed(
     evidence: Evidence, lacking: IntervalSet, subscription: str, source: str, target: str, told: Mapping[str, Place]
 ) -> Finding | None:
-    """R63: of what the source acknowledged, the target owes what it was told of, of the entries that it has."""
+    """R63: entries that the target has and still owes, although the source acknowledged them and said so."""
     upto = evidence.coordinates.key(*told.get(evidence.origin, EARLIEST))
     promised = IntervalSet.of([evidence.low_water(target)], [upto])
     owed = (lacking & promised) - evidence.skipped(target) - evidence.awaited(target)
@@ -102,7 +102,7 @@ def _not_followed(
 
 
 def lacking_bits(before: Acked, after: Acked) -> dict[int, int]:
-    """Per entry acked in part in ``before``: how many of those messages ``after`` lacks."""
+    """Per entry partly acked in ``before``: how many of those acked messages ``after`` lacks."""
     if not before.partial:
         return {}
     keys = keys_of(sorted(before.partial))

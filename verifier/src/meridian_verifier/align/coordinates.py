@@ -32,8 +32,8 @@ class Coordinates:
         return cls(np.unique(np.concatenate([np.asarray(some, dtype=np.int64) for some in ledgers])))
 
     def keys(self, ledger: Any, entry: Any) -> Keys:
-        """Keys of positions. A ledger that was not named when these coordinates were made sorts among the others, but
-        shares the key of its neighbour: name all of them."""
+        """Keys of positions. A ledger not named when these coordinates were created sorts among the others, but shares
+        its neighbour's key: name all of them."""
         rank = np.searchsorted(self.ledgers, np.asarray(ledger, dtype=np.int64)).astype(np.int64)
         # Entry -1 ("before the first") is a real bound of ranges, so entries are counted from 1 here.
         number = np.clip(np.asarray(entry, dtype=np.int64), -1, _LAST_ENTRY - 1) + 1
@@ -45,7 +45,7 @@ class Coordinates:
 
     @staticmethod
     def before_ledger(keys: Keys) -> Keys:
-        """For each key, the key of the place before the first entry of its ledger."""
+        """For each key, the key of the position before the first entry of its ledger."""
         return (keys >> ENTRY_BITS) << ENTRY_BITS
 
     def position(self, key: int) -> tuple[int, int]:

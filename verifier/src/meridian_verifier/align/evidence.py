@@ -47,7 +47,7 @@ class Stored:
     checksum: Keys
     stored_ms: Keys
     elsewhere: int
-    """How many of them stand at another place than in their origin."""
+    """How many of them have another position than at their origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Known:
     messages: Keys
     publish_ms: Keys
     withheld: Mapping[str, Mask]
-    """Per region that some ``replicate_to`` excludes: which entries. The origin is never excluded from its own."""
+    """Per region: which entries ``replicate_to`` withholds from it. The origin is never excluded from its own."""
 
     def stretches(self) -> Keys:
-        """Numbers the stretches of the origin's chain: an entry begins one when it claims to follow something earlier
-        than the known entry before it, or nothing at all (R5). Entries that it passed over may come late."""
+        """Numbers the stretches of the origin's chain: an entry begins a stretch when it claims to follow something
+        earlier than the known entry before it, or nothing at all (R5). Entries that it skipped may come late."""
         begins = self.prev == Coordinates.before_ledger(self.keys)
         begins[1:] |= self.prev[1:] < self.keys[:-1]
         return np.cumsum(begins)
@@ -95,11 +95,11 @@ class Evidence:
     passed: Mapping[Holder, IntervalSet]
     """Ranges that the cursor had passed at S2, in that region's **local** keys."""
     compacted: Mapping[Holder, IntervalSet]
-    """Ranges it may have passed at S2 without an ack, because its compacted view does not contain them. Local keys."""
+    """Ranges that the cursor may have passed by S2 unacked because its compacted view lacks them. Local keys."""
 
     @property
     def has_chain(self) -> bool:
-        """Whether the origin says which of its entries each region is to have."""
+        """Whether the origin says which of its entries each region should have."""
         return not any(
             self.topic in state.topics and self.origin in state.topics[self.topic].unchained
             for state in self.world.later.values()
@@ -113,11 +113,12 @@ class Evidence:
         return self.coordinates.key(*place)
 
     def place_key(self, places: Mapping[str, Place]) -> int:
-        """Key of what such a map says of this origin."""
+        """Key of this origin's place in such a map."""
         return self.coordinates.key(*places.get(self.origin, EARLIEST))
 
     def high_water(self, region: str) -> int:
-        """Up to where the region has this origin's entries at S2: above it is lag, below it a hole is a loss (R62)."""
+        """Key up to which the region has this origin's entries at S2: above it is lag, below it a hole is a loss
+        (R62)."""
         held = self.stored.get(region)
         seen = int(held.keys.max()) if held and len(held.keys) else self.coordinates.key(*EARLIEST)
         return max(seen, self.place(region, "later"))
@@ -125,8 +126,8 @@ class Evidence:
     def low_water(self, region: str) -> int:
         """Up to here the region need not hold anything except expected entries: before its join point, or trimmed.
 
-        An older broker reports only in local coordinates what it trimmed. There the chain translates it: everything
-        before the first remaining entry, in the origin's order, was there earlier.
+        An older broker reports only in local coordinates what it trimmed. The chain translates that: everything before
+        the first remaining entry, in the origin's order, used to be there.
         """
         state = self.world.later[region].topics[self.topic]
         joined = self.joined(region)
@@ -140,19 +141,18 @@ class Evidence:
         return max(joined, int(held.prev[np.argmin(held.keys)]))
 
     def joined(self, region: str) -> int:
-        """Up to here the region was never meant to have anything, though it may have come later all the same (R21)."""
+        """Up to here the region was never meant to have entries, though some may have come later (R21)."""
         state = self.world.later[region].topics[self.topic]
         return self.coordinates.key(*state.joined.get(self.origin, EARLIEST))
 
     def awaited(self, region: str) -> IntervalSet:
-        """Where the region says that it waits for entries that it lacks (R5)."""
+        """Ranges where the region says it is waiting for entries that it lacks (R5)."""
         holes = self.world.later[region].topics[self.topic].holes.get(self.origin, ())
         after = [self.coordinates.key(*one) for one, _ in holes]
         return IntervalSet.of(after, [self.coordinates.key(*before) - 1 for _, before in holes])
 
     def skipped(self, region: str) -> IntervalSet:
-        """Entries that an administrator of the origin dropped from its backlog for the region: they are not sent
-        there."""
+        """Entries that an administrator dropped from the origin's backlog for the region: they are not sent there."""
         state = self.world.later.get(self.origin)
         topic = state.topics.get(self.topic) if state else None
         stretches = topic.skipped.get(region, ()) if topic else ()
@@ -164,7 +164,7 @@ class Evidence:
         return union(ranges for (holder, _), ranges in self.dropped.items() if holder == region)
 
     def dropped_everywhere(self, subscription: str) -> IntervalSet:
-        """Entries that every reachable region dropped for the subscription: a floor covers those, too (R11)."""
+        """Entries that every reachable region dropped for the subscription: a floor also covers those (R11)."""
         regions = [region for region, state in self.world.later.items() if self.topic in state.topics]
         common = self.dropped.get((regions[0], subscription), EMPTY) if regions else EMPTY
         for region in regions[1:]:
@@ -194,7 +194,7 @@ class Evidence:
         )
 
     def _ranges(self, indexes: Keys) -> tuple[tuple[Place, Place], ...]:
-        """Neighbours in the origin's chain as ranges; the place before the first known entry is the start."""
+        """Runs of neighbours in the origin's chain as ranges; the place before the first known entry is the start."""
         starts = np.flatnonzero(np.append(True, np.diff(indexes) > 1))
         ends = np.append(starts[1:], len(indexes)) - 1
         shown = []

@@ -57,28 +57,28 @@ class TopicState:
     links: Mapping[str, Link] = field(default_factory=dict)
     cursors: Mapping[str, Cursor] = field(default_factory=dict)
     trimmed_origins: Mapping[str, Place] | None = None
-    """Per origin, the last of its entries that was trimmed; None: an older broker does not report it."""
+    """Per origin, the last of its entries that was trimmed; None: an older broker, which does not report it."""
     holes: Mapping[str, Sequence[Hole]] = field(default_factory=dict)
     """Per origin, where this region still waits for entries although it has later ones (R5)."""
     compacted_to: Place = EARLIEST
-    """Local: the last entry that the region's compacted view takes account of."""
+    """Local: the last entry that the region's compacted view takes into account."""
     skipped: Mapping[str, Sequence[Range]] = field(default_factory=dict)
     """Per other region, which entries of this one an administrator dropped from its replication backlog."""
     shadow_of: str = ""
-    """The topic of which this is a shadow; empty: it is none."""
+    """The source of this shadow; empty: it is not a shadow."""
     ledgers: Sequence[tuple[int, int]] = ()
-    """Of shadows and their sources: ledgers in order, each with its number of entries."""
+    """For shadows and their sources: ledgers in order, each with its number of entries."""
     told: Mapping[str, Mapping[str, Place]] = field(default_factory=dict)
-    """Per subscription that follows by snapshots: per origin, up to where this region told the others that everything
-    is acknowledged."""
+    """Per subscription replicated by snapshots: per origin, up to where this region told the others that everything is
+    acknowledged."""
     unchained: frozenset[str] = frozenset()
-    """Origins that run Apache Pulsar. They send each message to every region by themselves, and do not say which ones
-    they withhold from a region or stopped waiting to send: what a region lacks, it may never have been meant to get."""
+    """Origins that run Apache Pulsar. They send each message to every region themselves, and do not say which ones they
+    withhold or have given up sending: a region may never have been meant to get what it lacks."""
 
     @property
     def gave_back_compacted(self) -> bool:
-        """Some trimmed entries may have been passed unacknowledged, because the view did not contain them, and nothing
-        records which."""
+        """Some trimmed entries may have been passed unacknowledged because the view did not contain them, and no record
+        says which."""
         return EARLIEST not in (self.trimmed_to, self.compacted_to)
 
 
@@ -102,7 +102,7 @@ class PulsarCursor:
     replicated: bool
     mark_delete: Place
     deleted: tuple[Range, ...] = ()
-    """What is acknowledged beyond it."""
+    """Ranges acknowledged beyond ``mark_delete``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,7 @@ class PulsarTopic:
 
 @dataclass(frozen=True, slots=True)
 class PulsarRegion:
-    """A region of Apache Pulsar at S1 and S2: topics that a region of Meridian replicates to it, as far as it has
-    them."""
+    """An Apache Pulsar region at S1 and S2: those topics that a Meridian region replicates to it and that it has."""
 
     earlier: Mapping[str, PulsarTopic] = field(default_factory=dict)
     later: Mapping[str, PulsarTopic] = field(default_factory=dict)
@@ -133,11 +132,11 @@ class World:
     earlier: Mapping[str, RegionState]
     later: Mapping[str, RegionState]
     unreachable: Mapping[str, str]
-    """Regions that could not be asked for either snapshot, each with the sentence that says why."""
+    """Regions that did not answer at S1 or at S2, each with a sentence that says why."""
     max_lag_ms: int
     pulsar: Mapping[str, PulsarRegion] = field(default_factory=dict)
-    """Regions of Apache Pulsar that were named, too; those that did not answer are empty, and ``unreachable``. They
-    export nothing, so they are in none of the others."""
+    """Named regions that run Apache Pulsar; those that did not answer are empty, and in ``unreachable``. They export
+    nothing, so they are in none of the other fields."""
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -157,7 +156,7 @@ class World:
         return [region for region in self.asked if region in named]
 
     def replicated_to(self, topic: str) -> set[str]:
-        """Regions of the topic, whether they were asked or not: those that hold it, and those they replicate it to."""
+        """Regions of the topic, asked or not: those that hold it, and those they replicate it to."""
         named = set()
         for moment in (self.earlier, self.later):
             for region, state in moment.items():
@@ -170,8 +169,8 @@ class World:
         return sorted(self.replicated_to(topic) - set(self.named))
 
     def not_read(self, topic: str) -> list[str]:
-        """Regions that may hold evidence about the topic and were not read to the end, sorted: regions of the topic
-        and, as far as entries of theirs are on record, former ones."""
+        """Regions that may hold evidence about the topic and were not read to the end, sorted: regions of the topic,
+        and former ones of which entries are on record."""
         named = self.replicated_to(topic)
         for state in self.later.values():
             if topic in state.topics:
@@ -191,7 +190,7 @@ class World:
 
     @staticmethod
     def cursors(region: str, topic: str, moment: Mapping[str, RegionState]) -> Mapping[str, Cursor]:
-        """A region's cursors of a topic at ``world.earlier`` or ``world.later``; empty where it has no such topic."""
+        """A region's cursors of a topic at ``world.earlier`` or ``world.later``; empty if it has no such topic."""
         state = moment.get(region)
         found = state.topics.get(topic) if state else None
         return found.cursors if found else {}

@@ -18,7 +18,7 @@ class Reason(StrEnum):
     """Why a verdict is not *aligned*. People and programs see the value."""
 
     MISSING_ACK = "MissingAck"
-    """Acked at the source at S1, not at the target at S2 (R61): after a failover it would come again."""
+    """Acked at the source at S1, not at the target at S2 (R61): a failover would deliver it again."""
     EPOCH_BEHIND = "EpochBehind"
     """The target has not applied a rewind that the source had at S1 (R61)."""
     LINK_DOWN = "LinkDown"
@@ -46,15 +46,15 @@ class Reason(StrEnum):
     ENTRY_DOUBLED = "EntryDoubled"
     """One origin is stored twice in a region (R62)."""
     OUT_OF_ORDER = "OutOfOrder"
-    """A region stores an entry behind one that claims to follow it (R62)."""
+    """A region stores an entry after one that claims to follow it (R62)."""
     ORIGIN_ROLLED_BACK = "OriginRolledBack"
     """A region holds entries of an origin beyond that origin's own end (R5)."""
     SHADOW_INCOMPLETE = "ShadowIncomplete"
     """A shadow lacks entries that its source had at both snapshots (R62)."""
     SHADOW_STRANGE = "ShadowStrange"
-    """A shadow has entries that its source has not: beyond the source's end, or deleted there before S1 (R62)."""
+    """A shadow has entries that its source does not: beyond the source's end, or deleted there before S1 (R62)."""
     SHADOW_CURSOR_AHEAD = "ShadowCursorAhead"
-    """A subscription of a shadow stands beyond the source's end: it passed what was not there."""
+    """A subscription of a shadow is beyond the source's end: it passed entries that do not exist."""
     AHEAD_OF_SOURCE = "AheadOfSource"
     """The target counts an entry as acked that its origin, a region of Apache Pulsar, still owes, and no region of
     Meridian received that ack (R63)."""
@@ -67,13 +67,13 @@ class Reason(StrEnum):
     UNREACHABLE = "Unreachable"
     """Unknown: the region could not be asked."""
     NOT_COMPARABLE = "NotComparable"
-    """Unknown: a region of Apache Pulsar does not tell what would have to be compared."""
+    """Unknown: an Apache Pulsar region does not report what would have to be compared."""
     SOURCE_NOT_READ = "SourceNotRead"
     """Unknown: the source of the shadow was not in the export."""
     NOT_ASKED = "NotAsked"
     """Unknown: the topic is replicated to a region that this check was not asked to cover."""
     LAGGING = "Lagging"
-    """Unknown: behind, as it may be for longer than one run waits."""
+    """Unknown: behind, but allowed to be for longer than one run waits."""
     REWOUND = "Rewound"
     """Unknown: the subscription was rewound between the snapshots; ask again."""
     INCARNATION = "Incarnation"
@@ -81,7 +81,7 @@ class Reason(StrEnum):
 
 
 METADATA: Final = "metadata"
-"""Stands for a topic where findings are about the metadata that regions keep equal."""
+"""Takes a topic's place in findings about the metadata that regions sync."""
 
 LOSS: Final = frozenset({Reason.PASSED_UNACKED, Reason.OVERCLAIMED, Reason.TRIMMED_UNACKED, Reason.CHECKSUM_DIFFERS})
 
@@ -106,12 +106,12 @@ class Finding:
     """Half-open ``(after, upto]`` in origin coordinates, each a run of affected entries; at most
     ``RANGES_SHOWN``."""
     path: str = ""
-    """Of metadata; then ``topic`` is ``METADATA``, and no entries are concerned."""
+    """For metadata; then ``topic`` is ``METADATA``, and no entries are concerned."""
     stamps: tuple[str, str] = ("", "")
-    """What the source had at that path at S1, and the target at S2: when it was written and by which region."""
+    """The write that the source had at that path at S1, and the target at S2: its time and region."""
     shadow_of: str = ""
-    """Of a shadow: its source. Entries that are missing or strange are named by their ids in the region; then
-    ``origin`` is the region, and ``messages`` and the times are 0."""
+    """For a shadow: its source. Missing or strange entries are named by their ids in the region; then ``origin`` is the
+    region, and ``messages`` and the times are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +125,14 @@ class Flow:
     messages: int
     missing: int
     behind: int
-    """Entries above the region's high-water: on their way (R62 *lag*)."""
+    """Entries above the region's high-water: in transit (R62 *lag*)."""
     quantiles_ms: tuple[int, ...]
-    """From stored at the origin to stored here: minimum, 5 %, 10 %, ... maximum; empty: nothing to compare."""
+    """Delay from stored at the origin to stored here: minimum, 5 %, 10 %, ... maximum; empty: nothing to compare."""
     given_back: int = 0
-    """Number of the origin's own entries that it got back from other regions: it was restored from an older
-    copy of its volume, and the acks it had received until then are no longer recorded (R5)."""
+    """Number of its own entries that the origin got back from other regions: it was restored from an older copy of its
+    volume, and acks received after that copy are no longer recorded (R5)."""
     late: int = 0
-    """Entries that stand behind newer ones, for they were fetched from another region when those were there (R5)."""
+    """Entries stored after newer ones, because they were fetched from another region later (R5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,4 +148,4 @@ class Strip:
     """Per share, acked entries in percent."""
     dropped: tuple[int, ...]
     missing: tuple[int, ...]
-    """Per share, entries this region should have and has not, in percent."""
+    """Per share, entries that this region should have but lacks, in percent."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exported rows of one topic and origin -> :class:`Evidence`.
 
-Columns become arrays at once; no row is touched singly, save partly acked batches.
+Whole columns become arrays; no row is handled singly, except partly acked batches.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _named_places(world: World, topic: str, origin: str) -> Iterator[Place]:
 
 
 def _split(table: pa.Table, columns: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], Keys]]:
-    """The distinct values of the columns, each with the indexes of its rows in their order."""
+    """The distinct values of the columns, each with the indexes of its rows in order."""
     if not table.num_rows:
         return
     code = np.zeros(table.num_rows, dtype=np.int64)
@@ -121,7 +121,7 @@ def _bounds(coordinates: Coordinates, ranges: pa.Table) -> tuple[Keys, Keys]:
 
 
 class _Told:
-    """Ranges in the origin's coordinates. Their columns are converted once, for groups are many and mostly small."""
+    """Ranges in the origin's coordinates. Their columns are converted once, because most groups are small."""
 
     def __init__(self, ranges: pa.Table, coordinates: Coordinates) -> None:
         self._ranges = ranges

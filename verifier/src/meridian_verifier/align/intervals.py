@@ -32,7 +32,7 @@ class IntervalSet:
 
     @classmethod
     def of(cls, after: Any, upto: Any) -> IntervalSet:
-        """From ranges in any order, overlapping or empty ones among them."""
+        """From ranges in any order, which may overlap or be empty."""
         starts, ends = np.asarray(after, dtype=np.int64), np.asarray(upto, dtype=np.int64)
         real = starts < ends
         starts, ends = starts[real], ends[real]
@@ -71,7 +71,7 @@ class IntervalSet:
         if not self or not other:
             return EMPTY if keep_other or not self else self
         bounds = np.unique(np.concatenate((self.after, self.upto, other.after, other.upto)))
-        # Between two neighbouring bounds membership cannot change, so the upper one speaks for the whole piece.
+        # Between two neighbouring bounds membership cannot change, so the upper one decides for the whole piece.
         pieces = bounds[1:]
         kept = self.holds(pieces) & (other.holds(pieces) == keep_other)
         return IntervalSet.of(bounds[:-1][kept], pieces[kept])
@@ -84,7 +84,7 @@ class IntervalSet:
         return (at >= 0) & (keys <= self.upto[np.maximum(at, 0)])
 
     def within(self, sorted_keys: Keys) -> Keys:
-        """Those of the sorted keys that are in the set."""
+        """The sorted keys that are in the set."""
         return sorted_keys[self.holds(sorted_keys)]
 
 

@@ -18,7 +18,7 @@ from meridian_verifier.align.rewinds import owed_by_others
 def losses(evidence: Evidence) -> list[Finding]:
     """All findings of loss for this origin."""
     found = [*passed_unacked(evidence, _replicated(evidence)), *_trimmed_unacked(evidence), *_checksums(evidence)]
-    # Only when every region that may have received an ack was read is it certain that none did.
+    # Only if every region that may have received an ack was read is it certain that none did.
     if not evidence.world.not_read(evidence.topic):
         found += _overclaimed(evidence)
     return found
@@ -87,8 +87,8 @@ def merged(parts: Iterable[Acked]) -> Acked:
 
 def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
     """(c) Entries other regions still hold, trimmed here, in neither progress nor drops; except those that others owe
-    since a rewind, which may have been acked before (``rewinds.py``). Of an origin without a chain nobody knows whether
-    they were ever here."""
+    since a rewind, which may have been acked before (``rewinds.py``). Not judged if the origin has no chain: whether
+    they were ever here is unknown."""
     if not evidence.has_chain:
         return
     for holder in _replicated(evidence):
@@ -110,7 +110,7 @@ def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _checksums(evidence: Evidence) -> Iterable[Finding]:
-    """(d) One origin with another checksum than the origin's own region has, or the first region that holds it."""
+    """(d) An entry whose checksum differs from that in its origin region, or in the first region that holds it."""
     order = [evidence.origin, *(region for region in sorted(evidence.stored) if region != evidence.origin)]
     reference = np.full(len(evidence.known.keys), -1, dtype=np.int64)
     giver = np.full(len(evidence.known.keys), -1, dtype=np.int64)

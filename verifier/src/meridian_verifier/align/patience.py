@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long each subscription may be behind, and what becomes of an earlier verdict.
+"""How long each subscription may be behind, and how a later comparison changes a verdict.
 
 Acknowledgements only accumulate, so what is aligned after a short wait is aligned after a longer one. A subject that is
-behind after a short wait, and may be for longer, is compared again once its own time is over: the same S1, a later S2.
+behind after a short wait, and may be for longer, is compared again when its own time is over: same S1, later S2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PASSING: Final = frozenset(
         Reason.SHADOW_STRANGE,
     }
 )
-"""Reasons that mean being behind. Every other reason stays wrong, however long one waits."""
+"""Reasons that mean being behind. Waiting cures no other reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class MaxLags:
         return min([self.default_ms, *self.of.values()])
 
     def by_subject(self, verdict: Verdict) -> dict[Key, int]:
-        """For every subject. A topic may be behind for the longest lag that one of its subscriptions allows."""
+        """The allowed lag of every subject; a topic's is the longest that one of its subscriptions allows."""
         lags: dict[Key, int] = {}
         for one in verdict.subjects:
             lag = self.of.get((_base(one.topic), one.subscription), self.default_ms)
@@ -54,7 +54,7 @@ class MaxLags:
 
 
 def behind(verdict: Verdict, lags: MaxLags, waited_ms: int) -> dict[Key, int]:
-    """Subjects that are behind and may be, with their lags: after only ``waited_ms`` they are not wrong yet."""
+    """Subjects that are behind and may still be after ``waited_ms``, with their allowed lags."""
     allowed = lags.by_subject(verdict)
     return {
         one.key: allowed[one.key]
@@ -81,7 +81,7 @@ def superseded(verdict: Verdict, again: Verdict, subjects: Collection[Key]) -> V
 
 
 def undecided(verdict: Verdict, subjects: Collection[Key]) -> Verdict:
-    """The verdict with these subjects unknown, if they are only behind: the check did not wait for long enough."""
+    """The verdict with these subjects unknown if they are only behind: the check did not wait long enough."""
     pairs = []
     for pair in verdict.pairs:
         if (pair.topic, pair.subscription) in subjects and pair.state is State.MISALIGNED:

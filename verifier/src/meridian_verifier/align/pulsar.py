@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A region of Apache Pulsar beside regions of Meridian: what its positions prove (R63), and what they cannot.
 
-Pulsar shows where each subscription stands in ids of its own log. Those of messages that were published in it are known
-to Meridian, as their origins. Those that it gave to messages of other regions are not, so what it has acknowledged of
-these, and whether it has all of them, is unknown: never aligned, never a loss.
+Pulsar reports each subscription's position in ids of its own log. Meridian knows the ids of messages published there,
+as their origins, but not those that Pulsar gave to messages of other regions. Which of these it has, and has
+acknowledged, is unknown: never aligned, never a loss.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Judged(NamedTuple):
-    """A pair of regions of which one runs Apache Pulsar. No reasons: it is aligned."""
+    """A pair of regions, one of which runs Apache Pulsar. No reasons: it is aligned."""
 
     subscription: str
     """Empty: the topic's entries."""
@@ -54,7 +54,7 @@ def _acked(evidence: Evidence, cursor: PulsarCursor) -> IntervalSet:
 
 
 def _told_and_owed(evidence: Evidence, subscription: str, there: IntervalSet) -> Iterator[Finding]:
-    """Acknowledged in a region of Meridian, which had told Pulsar by S1, and still owed there at S2."""
+    """Acknowledged in a Meridian region, which had told Pulsar so by S1, but still owed in Pulsar at S2."""
     for (region, name), acked in evidence.earlier.items():
         told = told_by(evidence.world, evidence.topic, name, region) if name == subscription else None
         if told is None:
@@ -67,8 +67,8 @@ def _told_and_owed(evidence: Evidence, subscription: str, there: IntervalSet) ->
 
 
 def _ahead(evidence: Evidence, subscription: str, there: IntervalSet) -> Iterator[Finding]:
-    """Progress at S1 beyond what Pulsar had acknowledged at S2 and what regions of Meridian received. Another region
-    that was not read may have received the ack."""
+    """Progress at S1 beyond what Pulsar had acknowledged by S2 and what Meridian regions received. Judged only if no
+    other region went unread: it may have received the ack."""
     if evidence.world.not_read(evidence.topic) != [evidence.origin]:
         return
     received = merged(acked for (_, name), acked in evidence.firsthand.items() if name == subscription)
@@ -82,8 +82,8 @@ def _ahead(evidence: Evidence, subscription: str, there: IntervalSet) -> Iterato
 
 
 def judged(world: World, topic: str, findings: Iterable[Finding]) -> Iterator[Judged]:
-    """Every pair of a region of Meridian and one of Apache Pulsar of a topic, both ways: first its entries, then its
-    subscriptions. :param findings: of the topic."""
+    """Every pair of a Meridian and an Apache Pulsar region of a topic, both ways: first its entries, then its
+    subscriptions. :param findings: those about the topic."""
     about = list(findings)
     for pulsar in world.pulsar:
         regions = [
@@ -116,7 +116,7 @@ def _pair(world: World, topic: str, subscription: str, source: str, target: str,
 
 
 def _link(world: World, topic: str, source: str, target: str) -> Iterator[Reason]:
-    """Pulsar said at both snapshots that it was down. Regions of Meridian export links to each other only."""
+    """Pulsar reported the link down at both snapshots. Meridian regions export only links to each other."""
     told = world.pulsar.get(source)
     moments = (
         [moment[topic].links.get(target) for moment in (told.earlier, told.later) if topic in moment] if told else []
@@ -126,7 +126,7 @@ def _link(world: World, topic: str, source: str, target: str) -> Iterator[Reason
 
 
 def _missing(world: World, topic: str, subscription: str, region: str, pulsar: str) -> Iterator[Reason]:
-    """Pulsar makes a subscription, and the topic, when it is told where it stands. Before, it need not have them."""
+    """Pulsar creates a subscription, and its topic, when it is told the position. Before that it may lack them."""
     told = world.pulsar[pulsar]
     there = told.later.get(topic)
     cursor = there.cursors.get(subscription) if there else None
@@ -138,7 +138,7 @@ def _missing(world: World, topic: str, subscription: str, region: str, pulsar: s
 
 
 def _owes_nothing(world: World, topic: str, subscription: str, target: str) -> bool:
-    """Everything that the region has is acknowledged there, whatever its ids are called elsewhere."""
+    """Everything that the region has is acknowledged there, whatever its ids elsewhere."""
     if target in world.pulsar:
         there = world.pulsar[target].later.get(topic)
         cursor = there.cursors.get(subscription) if there else None

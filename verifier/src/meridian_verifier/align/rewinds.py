@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""R12: a seek takes back what its region stores, and another region may have trimmed some of that.
+"""R12: a seek rewinds over what its region stores, and another region may have trimmed some of that.
 
-That one cannot deliver what the others owe again. Progress is the same in all of them, so this shows only in what they
+The other region cannot deliver what is owed again. Progress is the same everywhere, so this shows only in what regions
 store, and in what their cursors still wait for.
 """
 
@@ -17,7 +17,7 @@ from meridian_verifier.align.intervals import EMPTY, IntervalSet, Mask
 
 
 def owed_elsewhere(evidence: Evidence) -> list[Finding]:
-    """Per subscription that was rewound, entries that the source owes at S2 and the target had trimmed by S1."""
+    """Per rewound subscription, entries that the source owes at S2 and the target had trimmed by S1."""
     world, topic, findings = evidence.world, evidence.topic, []
     for subscription in world.subscriptions(topic):
         for source, target in compared(world, topic, subscription):
@@ -48,8 +48,8 @@ def _owed(evidence: Evidence, subscription: str, region: str) -> Mask:
 
 
 def _gone(evidence: Evidence, subscription: str, region: str) -> Mask:
-    """The known entries that a region had trimmed by S1, with no drop on record; none of an origin without a chain, for
-    nobody knows whether they were ever there."""
+    """The known entries that a region had trimmed by S1, with no drop on record. None if the origin has no chain: it is
+    unknown whether they were ever there."""
     keys, held = evidence.known.keys, evidence.stored.get(region)
     if not evidence.has_chain:
         return np.zeros(len(keys), dtype=np.bool_)

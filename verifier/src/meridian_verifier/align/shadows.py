@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shadow topic has the entries of its source under the same ids, and its cursors never pass what was not there.
+"""A shadow topic has its source's entries under the same ids, and its cursors never pass entries that do not exist.
 
 A region copies one topic after another, so its shadow and its source are never seen at the same moment. Therefore a
 difference counts only if both snapshots show it: what the source had at S1 and still has at S2 must be in the shadow by
 S2, and what the shadow showed both times must have been in the source at one of them. Traffic, roll-overs, trimming and
-truncation in between then make no difference; a topic that was deleted, made again or made in between is not judged.
+truncation in between then make no difference; a topic deleted, recreated or created in between is not judged.
 
 What a shadow's subscriptions passed is judged entry by entry (R60 a): it has to be acked, or dropped on record.
 """
@@ -38,7 +38,7 @@ class Compared:
 
 
 def compared(world: World) -> list[Compared]:
-    """The shadows that can be compared: they and their sources were there, the same ones, at both snapshots."""
+    """The shadows that can be compared: they and their sources existed, unchanged, at both snapshots."""
     found = []
     for region, name, earlier, later in _lasting(world):
         source_earlier = world.earlier[region].topics.get(later.shadow_of)
@@ -49,7 +49,7 @@ def compared(world: World) -> list[Compared]:
 
 
 def without_source(world: World) -> list[tuple[str, str]]:
-    """Region and name of shadows that show entries of a source of which the region says nothing."""
+    """Region and name of shadows that show entries although the region does not report their source."""
     return [
         (region, name)
         for region, name, earlier, later in _lasting(world)
@@ -83,12 +83,12 @@ Counts = tuple[Mapping[int, int], Mapping[int, int]]
 
 
 def _incomplete(one: Compared, shown: Counts, stored: Counts) -> Iterator[tuple[int, int, int]]:
-    """Ledgers, each with how many entries the shadow has, and how many it should have."""
+    """Ledger, number of entries that the shadow has, number that it should have."""
     for ledger in sorted(stored[0].keys() & stored[1].keys()):
         due = min(counts[ledger] for counts in stored)
         have = max(counts.get(ledger, 0) for counts in shown)
-        # The source may have deleted it, or may have been deleted itself, right after it was copied for S2.
-        # A shadow without ledgers at S1 may not have heard of this one yet.
+        # The source may have deleted it, or been deleted itself, right after the source was copied for S2.
+        # A shadow without ledgers at S1 may not know of this one yet.
         was_gone = bool(one.earlier.ledgers) and _is_gone(one.earlier, ledger)
         is_going = _is_gone(one.later, ledger) and not was_gone
         is_going = is_going or (_is_blank(one.later) and not _is_blank(one.earlier))
@@ -97,22 +97,22 @@ def _incomplete(one: Compared, shown: Counts, stored: Counts) -> Iterator[tuple[
 
 
 def _is_gone(shadow: TopicState, ledger: int) -> bool:
-    """Whether the shadow says that there is no such ledger any more."""
+    """Whether the shadow reports that the ledger no longer exists."""
     return ledger < (shadow.ledgers[0][0] if shadow.ledgers else shadow.trimmed_to[0])
 
 
 def _is_blank(shadow: TopicState) -> bool:
-    """Whether it shows nothing, as one does whose source was never there, or was deleted."""
+    """Whether it shows nothing, as if its source never existed or was deleted."""
     return not shadow.ledgers and shadow.trimmed_to == EARLIEST
 
 
 def _strange(shown: Counts, stored: Counts) -> Iterator[tuple[int, int, int]]:
-    """Ledgers, each with how many entries the source has, and how many the shadow shows."""
+    """Ledger, number of entries that the source has, number that the shadow shows."""
     before, after = stored
     for ledger in sorted(shown[0].keys() & shown[1].keys()):
         have = min(counts[ledger] for counts in shown)
         there = max(counts.get(ledger, 0) for counts in stored)
-        # A ledger that the source deleted between the snapshots may be shown still.
+        # The shadow may still show a ledger that the source deleted between the snapshots.
         was_deleted_since = not after or (ledger < min(after) and (not before or ledger >= min(before)))
         if have > there and not was_deleted_since:
             yield ledger, there, have
@@ -147,7 +147,7 @@ def _made(reason: Reason, one: Compared, subscription: str, entries: int, ranges
 
 
 def lost_in_shadow(evidence: Evidence, region: str) -> list[Finding]:
-    """What subscriptions of a shadow passed of one origin's entries, though it is neither acked nor dropped.
+    """One origin's entries that subscriptions of a shadow passed although they are neither acked nor dropped.
 
     :param evidence: the source's entries in this region, and the ranges that the region reports of the shadow.
     """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""R63 for metadata: at S2 each region stands, at each path, at least where each other one stood at S1.
+"""R63 for metadata: at S2 each region is, at each path, at least as far as every other one was at S1.
 
-Regions that keep metadata equal report for each path its last write: a stamp, and a digest of the value, or that it was
-deleted. Of two writes the later one wins everywhere, so an older one at S2 is a change that got lost, or is late.
+Regions that sync metadata report the last write of each path: its stamp, and a digest of the value or a deletion. The
+later of two writes wins everywhere, so an older one at S2 is a change that was lost or is late.
 
-Deletions are forgotten once all regions know them. So a path of which a region knows nothing is only missing if the
-other region still has the same value at S2.
+Deletions are forgotten once all regions know them. A path unknown to a region is therefore missing only if the other
+region still has the same value at S2.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ FINDINGS_KEPT: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The last write of a path that a region knows."""
+    """The last write of a path known to a region."""
 
     generation: int
     time_ms: int
     counter: int
     region: str
-    """That wrote it."""
+    """The region that wrote it."""
     digest: str
-    """Of the value; empty: it was deleted."""
+    """Digest of the value; empty: it was deleted."""
 
     def loses_to(self, other: Written) -> bool:
-        """Whether the other write is a later one, whatever was written."""
+        """Whether the other write is later, whatever was written."""
         mine, theirs = (self.generation, self.time_ms, self.counter), (other.generation, other.time_ms, other.counter)
         return mine < theirs or (mine == theirs and other.region < self.region)
 
@@ -51,18 +51,18 @@ Known = Mapping[str, Written]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Which metadata a region keeps equal with which regions."""
+    """Which metadata a region syncs with which regions."""
 
     topic: str
-    """By which they tell each other."""
+    """The topic that carries changes between them."""
     folders: frozenset[str]
     regions: frozenset[str]
 
 
 def differences(source: str, target: str, first: Known, still: Known, second: Known) -> Iterator[Finding]:
-    """In what the target is behind the source.
+    """Where the target is behind the source.
 
-    :param first: what the source had at S1, of the paths that both keep equal.
+    :param first: what the source had at S1 on the paths that both sync.
     :param still: what it has at S2.
     :param second: what the target has at S2.
     """
@@ -78,7 +78,7 @@ def differences(source: str, target: str, first: Known, still: Known, second: Kn
 
 
 def pairs(shared: Mapping[str, Shared]) -> dict[tuple[str, str], frozenset[str]]:
-    """Regions that keep metadata equal, each pair in both directions, and the folders that both of them share."""
+    """Regions that sync metadata, each pair in both directions, and the folders that both of them share."""
     return {
         (source, target): one.folders & other.folders
         for source, one in shared.items()
@@ -95,7 +95,7 @@ def within(known: Known, folders: Collection[str]) -> dict[str, Written]:
 
 
 def shown(findings: Iterable[Finding]) -> list[Finding]:
-    """As many as a report lists, the first paths of each pair and reason."""
+    """The findings that a report lists: the first paths of each pair and reason."""
     counts: dict[tuple[str, str, Reason], int] = {}
     kept = []
     for one in sorted(findings, key=lambda one: (one.source, one.target, one.reason, one.path)):

@@ -17,11 +17,11 @@ from meridian_verifier.align.intervals import EMPTY, Mask
 Weights = NDArray[np.float64]
 
 SHARES: Final = 120
-"""Columns of a strip: as many as a person can tell apart across a page."""
+"""Columns of a strip: as many as a reader can tell apart across a page."""
 
 
 def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
-    """One strip per region and subscription of those asked for."""
+    """One strip per region and requested subscription."""
     count = len(evidence.known.keys)
     if not count:
         return []
@@ -60,7 +60,7 @@ def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
 
 
 def _partly(evidence: Evidence, progress: Acked) -> Weights:
-    """Per known entry, which part of its messages is acked where not all are."""
+    """Per known entry, the share of its messages that is acked if not all are."""
     weights = np.zeros(len(evidence.known.keys), dtype=np.float64)
     for key, partial in progress.partial.items():
         at = int(np.searchsorted(evidence.known.keys, key))

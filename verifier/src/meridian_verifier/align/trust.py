@@ -2,7 +2,7 @@
 """Which findings count: those with complete evidence from one incarnation of the topic.
 
 What was not read must not count as absent, and two incarnations of a topic, or two epochs of a subscription, cannot be
-compared. The rules report what they see; this module decides which of it proves something.
+compared. The rules report what they see; this module decides what proves something.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from meridian_verifier.align.facts import World
 
 WITHIN_A_LIFE: Final = frozenset({Reason.MISSING_ACK, Reason.PASSED_UNACKED, Reason.ENTRY_DOUBLED, Reason.OUT_OF_ORDER})
-"""Proven by one region's evidence, or by regions that hold the same life of the topic."""
+"""Proven by one region's evidence, or by regions that hold the same incarnation of the topic."""
 OF_FIRST_HAND: Final = frozenset({Reason.OVERCLAIMED, Reason.AHEAD_OF_SOURCE})
-"""Proven by what no region received."""
+"""Proven by the absence of evidence in every region."""
 
 
 def trusted(world: World, findings: Iterable[Finding], flows: Iterable[Flow]) -> list[Finding]:
     """The findings that prove something.
 
     :param flows: they show which regions got their own entries back, that is, were restored from an older copy.
-        The acks such a region had received by then are not recorded any more, though the others remember those it sent.
+        Such a region has lost the acks it received after that copy, though the others remember those it sent.
     """
     restored = {flow.topic for flow in flows if flow.given_back}
     split = {topic for topic in world.topics() if len(_lives(world, topic)) > 1}
@@ -50,7 +50,7 @@ def unjudged(world: World, topics: Iterable[str], flows: Sequence[Flow]) -> Mapp
         left = [region for region in world.not_read(topic) if region not in (*strangers, *world.unreachable)]
         former = [region for region in left if region not in world.pulsar]
         said = [f"{region} was not asked, though the topic is replicated to it" for region in strangers]
-        said += [f"Overclaimed was not judged: {region} stored entries, and was not asked" for region in former]
+        said += [f"Overclaimed was not judged: {region} stored entries but was not asked" for region in former]
         said += [
             f"Overclaimed was not judged: {region} runs Apache Pulsar, which keeps no record of acks it received"
             for region in left
@@ -73,12 +73,12 @@ def unjudged(world: World, topics: Iterable[str], flows: Sequence[Flow]) -> Mapp
 def _was_read(world: World, found: Finding) -> bool:
     if found.target in world.unreachable:
         return False
-    # If the origin is away, another region holds the entry: that it is missing in the target is certain.
+    # If the origin is unreachable, another region holds the entry: it is certainly missing in the target.
     return found.source not in world.unreachable or found.reason is Reason.ENTRY_MISSING
 
 
 def _is_all_on_record(world: World, found: Finding, restored: set[str]) -> bool:
-    """Whether every ack that a region of the topic ever received can be found in some region's evidence."""
+    """Whether some region's evidence has every ack that a region of the topic ever received."""
     unread = [region for region in world.not_read(found.topic) if region != found.source or region not in world.pulsar]
     if world.unreachable or unread or found.topic in restored:
         return False

@@ -40,9 +40,9 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PairVerdict:
-    """Does ``target`` stand at least where ``source`` stood? An empty ``subscription`` means the topic's entries.
+    """Is ``target`` at least as far as ``source`` was? An empty ``subscription`` means the topic's entries.
 
-    Of a shadow topic both are its region, in which it is compared with the topic that it is a shadow of.
+    For a shadow topic both are its region, where it is compared with its source.
     """
 
     topic: str
@@ -64,7 +64,7 @@ class SubjectVerdict:
     subscription: str
     state: State
     reasons: tuple[Reason, ...]
-    """First what is wrong, then what is unknown."""
+    """Reasons for misaligned, then for unknown."""
     pairs: tuple[PairVerdict, ...]
     findings: tuple[Finding, ...]
     """Its own, and those of its topic."""
@@ -121,7 +121,7 @@ def judge(world: World, findings: Sequence[Finding], flows: Sequence[Flow], stri
 
 
 def with_metadata(verdict: Verdict, pairs: Collection[tuple[str, str]], findings: Sequence[Finding]) -> Verdict:
-    """The verdict that is about the metadata of these pairs of regions, too.
+    """The verdict, extended by the metadata of these pairs of regions.
 
     :param pairs: source and target.
     """
@@ -245,7 +245,7 @@ def _pair(
 
 
 def _with_pulsar(world: World, findings: Sequence[Finding]) -> Iterator[PairVerdict]:
-    """Pairs of which one region runs Apache Pulsar."""
+    """Pairs with one region that runs Apache Pulsar."""
     for topic in world.topics():
         about = [found for found in findings if found.topic == topic]
         for one in judged(world, topic, about):
@@ -263,7 +263,7 @@ def _with_pulsar(world: World, findings: Sequence[Finding]) -> Iterator[PairVerd
 
 
 def _shadows(world: World, findings: Sequence[Finding]) -> Iterator[PairVerdict]:
-    """Whether each shadow that was compared is as its source, in its region."""
+    """Whether each compared shadow matches its source, in its region."""
     about: dict[tuple[str, str], list[Finding]] = {}
     for found in findings:
         if found.shadow_of and not found.subscription:
@@ -338,7 +338,7 @@ def _overall(world: World, subjects: Sequence[SubjectVerdict], findings: Sequenc
         return State.UNKNOWN, f"could not ask {', '.join(sorted(world.unreachable))}; nothing wrong among the others"
     strangers = sorted({region for topic in world.topics() for region in world.not_asked(topic)})
     if strangers:
-        said = f"topics are replicated to {', '.join(strangers)}, too: name every region"
+        said = f"topics are also replicated to {', '.join(strangers)}: name every region"
         return State.UNKNOWN, f"{said}; nothing wrong among the others"
     unknown = [one for one in subjects if one.state is State.UNKNOWN]
     if unknown:
@@ -350,12 +350,12 @@ def _overall(world: World, subjects: Sequence[SubjectVerdict], findings: Sequenc
     pairs = [(pair.source, pair.target) for one in subjects for pair in one.pairs]
     regions, shadows = len({pair for pair in pairs if pair[0] != pair[1]}), sum(one == other for one, other in pairs)
     parts = [f"{counted(subscriptions, 'subscription')} over {counted(regions, 'region pair')}"] if regions else []
-    parts += [f"{counted(shadows, 'shadow')} as in the source"] if shadows else []
+    parts += [f"{counted(shadows, 'shadow')} matching the source"] if shadows else []
     return State.ALIGNED, f"{', '.join(parts)}, nothing lost, nothing missing"
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """``1 topic``, ``2,000 topics``. ``many``: the plural, where an *s* does not make it."""
+    """``1 topic``, ``2,000 topics``. ``many``: the plural, if it is not ``one`` with an *s*."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verdict as ConfigMaps, for the operator to read: one row per topic and per replicated subscription.
 
-``meridian-verdict-NAME``, the *head*, has one document, ``verdict.json``. Where the rows do not fit, they stand in
-*shards* beside it, ``meridian-verdict-NAME.GENERATION.NUMBER``, and the head says how many there are. All documents of
-a run carry its id, and rows count only while the head names their run. The head is written last, and a run writes the
-generation that the head does not name, so readers see the run before whole, then this one whole. Details of a row give
-way to size; rows never do.
+``meridian-verdict-NAME``, the *head*, has one document, ``verdict.json``. Rows that do not fit are stored in *shards*,
+``meridian-verdict-NAME.GENERATION.NUMBER``, and the head says how many there are. All documents of a run carry its id,
+and rows count only while the head names their run. The head is written last, and a run writes the generation that the
+head does not name, so readers see all of the previous run, then all of this one. If space is short, the details of
+rows are cut, never the rows.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Json = dict[str, Any]
 LABEL: Final = "meridian.dev/verdict"
 DOCUMENT: Final = "verdict.json"
 LARGEST: Final = 900_000
-"""Bytes of a document: a ConfigMap holds a mebibyte."""
+"""Maximum bytes of a document: a ConfigMap holds 1 MiB."""
 DETAILED: Final = 32 << 20
-"""Characters of all rows up to which they are given their details."""
+"""Maximum characters of all rows, with their details."""
 DETAIL_SIZES: Final = (4000, 1000, 200, 0)
-"""Characters of a row's detail: the largest with which the rows stay below ``DETAILED``."""
+"""Maximum characters of a row's detail: the largest that keeps all rows within ``DETAILED``."""
 SHARDS_MAX: Final = 128
-"""The chart's Role names this many of each generation."""
+"""The chart's Role names this many shards of each generation."""
 GENERATIONS: Final = ("a", "b")
 NOTE: Final = 1000
-"""Characters of one sentence about the whole run."""
+"""Maximum characters of one sentence about the whole run."""
 
 
 class TooManyRows(Exception):
@@ -44,9 +44,9 @@ class Run:
     """Common content of all documents of one run."""
 
     name: str
-    """NAME: of the verifier."""
+    """NAME of the verifier."""
     run: str
-    """Its id: no other run has it."""
+    """Unique id of the run."""
     now: datetime
     valid: timedelta
     """How long an aligned verdict is valid; after that it counts as unknown."""
@@ -104,7 +104,7 @@ def manifests(run: Run, told: Mapping[str, Any], listed: Sequence[Json], generat
 
 
 def next_generation(head: Mapping[str, Any] | None) -> str:
-    """The generation of shards that is not in force. ``head``: the ConfigMap of the run before, None for none."""
+    """The generation of shards that is not in force. ``head``: the previous run's ConfigMap, or None."""
     try:
         used = json.loads((head or {})["data"][DOCUMENT])["generation"]
     except (KeyError, ValueError, TypeError):
@@ -121,7 +121,7 @@ def shard_name(name: str, generation: str, number: int) -> str:
 
 
 def _encoded(listed: Sequence[Json]) -> list[str]:
-    """The rows as JSON, with as much detail as there is room for, about."""
+    """The rows as JSON, with roughly as much detail as there is room for."""
     named = sum(len(row["topic"]) + len(row["subscription"]) for row in listed)
     lengths = [len(row["detail"]) for row in listed]
     size = next((size for size in DETAIL_SIZES if named + sum(min(length, size) for length in lengths) <= DETAILED), 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report: one HTML file that stands alone (no script, no font, no picture from elsewhere), read at a glance."""
+"""The report: one self-contained HTML file (no external script, font or picture), read at a glance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINES_SHOWN: Final = 12
 """Maximum number of lines per row; the rest is only counted."""
 _HEADLINES: Final = {
     State.ALIGNED: ("✓", "Aligned", "Every subscription stands at the same place in every region."),
-    State.MISALIGNED: ("✗", "Misaligned", "Regions do not agree, or messages are lost. See below what and where."),
+    State.MISALIGNED: ("✗", "Misaligned", "Regions do not agree, or messages are lost. See below for details."),
     State.UNKNOWN: ("?", "Could not tell", "Not everything could be asked. What could be is below."),
 }
 
@@ -197,7 +197,7 @@ def _flows(verdict: Verdict) -> str:
         "region",
         "entries / messages",
         "missing",
-        "on the way",
+        "in transit",
         "came late",
         "p50 ms",
         "p95 ms",

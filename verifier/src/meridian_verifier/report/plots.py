@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drawings of the report, as SVG text that needs nothing from outside. Colours are classes, defined by the page."""
+"""The report's drawings, as self-contained SVG text. Colours are classes, defined by the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SYMBOLS: Final = {State.ALIGNED: "✓", State.MISALIGNED: "✗", State.UNKNOWN:
 LINE_STYLES: Final = 9
 """Number of distinguishable lines (colour and dashes)."""
 TOPIC_LETTERS: Final = 36
-"""In the legend of the delays."""
+"""Maximum characters of a topic's name in the legend of the delays."""
 
 
 def matrix(verdict: Verdict) -> str:
@@ -85,7 +85,7 @@ def strip_rows(strips: Sequence[Strip], regions: Sequence[str]) -> str:
         top = row * (bar + 4)
         parts.append(f'<text x="0" y="{top + 12}" class="small">{html(strip.region)}</text>')
         step = width / max(1, len(strip.acked))
-        # Neighbours that look the same are one rectangle: a settled stream is a few, not a hundred and twenty.
+        # Neighbours that look the same are one rectangle: a quiet stream needs a few, not 120.
         start = 0
         looks = [_share(*shares) for shares in zip(strip.acked, strip.dropped, strip.missing, strict=True)]
         for at in range(1, len(looks) + 1):
@@ -118,7 +118,7 @@ def lag_curves(flows: Sequence[Flow]) -> str:
     """For each pair of regions: the share of entries that had arrived within a number of milliseconds."""
     drawn = [flow for flow in flows if flow.quantiles_ms][:LINE_STYLES]
     if not drawn:
-        return '<p class="faint">No entry stands in two regions, so there is no delay to draw.</p>'
+        return '<p class="faint">No entry is in two regions, so there is no delay to draw.</p>'
     width, height, left, bottom = 640, 240, 46, 30
     longest = max(2.0, *(flow.quantiles_ms[-1] for flow in drawn))
     decades = math.ceil(math.log10(longest + 1))
@@ -157,7 +157,7 @@ def lag_curves(flows: Sequence[Flow]) -> str:
 
 
 def _short(topic: str) -> str:
-    """Its last name, with the end, which tells partitions apart."""
+    """The topic's last name, shortened from the front: its end distinguishes partitions."""
     name = topic.rpartition("/")[2]
     return name if len(name) <= TOPIC_LETTERS else "…" + name[1 - TOPIC_LETTERS :]
 

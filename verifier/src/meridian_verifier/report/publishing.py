@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing the verdict's ConfigMaps into the pod's own namespace, and taking those of the run before away.
+"""Writes the verdict's ConfigMaps to the pod's own namespace, and deletes those of the previous run.
 
 The rights needed are to get, patch and delete these objects by name, and to create ConfigMaps: see the chart.
 """
@@ -23,11 +23,11 @@ from meridian_verifier.report.configmap import (
 
 
 class NotPublished(Exception):
-    """The verdict could not be written: the one before stays in force. The message says why."""
+    """The verdict could not be written: the previous one stays in force. The message says why."""
 
 
 def publish(cluster: Cluster, run: Run, told: Mapping[str, Any], listed: Sequence[dict[str, Any]]) -> list[str]:
-    """Write the ConfigMaps: see ``configmap``. Says which old ones could not be taken away: harmless, but in the way.
+    """Write the ConfigMaps: see ``configmap``. Returns which old ones could not be deleted: harmless clutter.
 
     :raises NotPublished: it does not fit, or the API server refuses.
     """
@@ -45,7 +45,7 @@ def publish(cluster: Cluster, run: Run, told: Mapping[str, Any], listed: Sequenc
 def _clear(cluster: Cluster, path: str, name: str, used: Mapping[str, int]) -> Iterator[str]:
     """Delete the shards that the head does not name.
 
-    They are numbered without gaps, and stay so when this is interrupted, because the last one is deleted first.
+    They are numbered without gaps, even if this is interrupted, because the last one is deleted first.
     """
     for generation in GENERATIONS:
         first = last = used.get(generation, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and reasons that others chose, as text that a terminal or a page shows and does not obey."""
+"""Escapes untrusted names and reasons, so that a terminal or a page shows them and does not obey them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def printable(text: str) -> str:
 
 
 def markup(text: str) -> str:
-    """The same for a rich console, to which ``[red]`` is a command and a ``[/x]`` that closes nothing a mistake."""
+    """The same for a rich console, where ``[red]`` is markup and an unmatched ``[/x]`` an error."""
     return rich.markup.escape(printable(text))
 
 

@@ -11,7 +11,7 @@ from meridian_verifier.job import Timing
 
 
 def summary(verdict: Verdict, timing: Timing, report: str | None) -> dict[str, Any]:
-    """Keys are stable: new ones may be added, none changes its meaning. ``aligned`` is null when it is unknown.
+    """Keys are stable: new ones may be added, none changes its meaning. ``aligned`` is null if unknown.
 
     ``subjects`` are the verdicts on each topic (empty ``subscription``) and each replicated subscription; ``pairs`` and
     ``findings`` are the details behind them.

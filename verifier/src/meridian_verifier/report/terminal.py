@@ -30,7 +30,7 @@ _STYLES: Final = {State.ALIGNED: "green", State.MISALIGNED: "bold red", State.UN
 
 
 def show(verdict: Verdict, console: Console) -> None:
-    """Print the tables and, last, the one line that matters."""
+    """Print the tables and, last, the summary line."""
     console.print(_matrix(verdict))
     console.print(_subjects(verdict))
     if verdict.findings:

@@ -11,7 +11,7 @@ from meridian_verifier.align.findings import METADATA, Finding, Reason
 from meridian_verifier.align.verdicts import State, SubjectVerdict, counted
 
 MEANINGS: Final = {
-    Reason.MISSING_ACK: "acked in the source region, but not in the target: after a failover these would come again",
+    Reason.MISSING_ACK: "acked in the source region, but not in the target: a failover would deliver these again",
     Reason.EPOCH_BEHIND: "the target has not applied a rewind of the subscription",
     Reason.LINK_DOWN: "both regions answer, but the link between them was down the whole time",
     Reason.SUBSCRIPTION_MISSING: "the target does not have the subscription",
@@ -25,17 +25,17 @@ MEANINGS: Final = {
     Reason.ENTRY_MISSING: "messages missing in the middle of the target's log",
     Reason.SKIPPED: "not in the target: an administrator dropped them from the replication backlog there, on record",
     Reason.ENTRY_DOUBLED: "the same message stands twice in the region's log",
-    Reason.OUT_OF_ORDER: "the region stores messages behind others that claim to follow them",
+    Reason.OUT_OF_ORDER: "the region stores messages after others that claim to follow them",
     Reason.ORIGIN_ROLLED_BACK: "the origin no longer has messages that another region received from it",
     Reason.SHADOW_INCOMPLETE: "the shadow lacks messages that its source has",
     Reason.SHADOW_STRANGE: "the shadow shows messages that its source does not have",
-    Reason.SHADOW_CURSOR_AHEAD: "the subscription of the shadow stands beyond the end of the source",
+    Reason.SHADOW_CURSOR_AHEAD: "the shadow's subscription is beyond the end of the source",
     Reason.AHEAD_OF_SOURCE: "counted as acked, though the Pulsar region that published them still owes them",
     Reason.METADATA_BEHIND: "the target has an older write of this path of metadata than the source",
-    Reason.METADATA_MISSING: "the target does not have this path of metadata, and the source does",
-    Reason.METADATA_DIFFERS: "one write of this path of metadata, and two values",
+    Reason.METADATA_MISSING: "the target does not have this path of metadata, but the source does",
+    Reason.METADATA_DIFFERS: "one write of this path of metadata has two values",
     Reason.UNREACHABLE: "the region could not be asked",
-    Reason.NOT_COMPARABLE: "Apache Pulsar does not tell which of the other region's messages it has acknowledged",
+    Reason.NOT_COMPARABLE: "Apache Pulsar does not report which of the other region's messages it has acknowledged",
     Reason.SOURCE_NOT_READ: "the export does not contain the source of the shadow: verify both topics",
     Reason.NOT_ASKED: "the topic is replicated to a region that was not named: name all of its regions",
     Reason.LAGGING: "behind, and its maxLag is longer than one run waits",
@@ -45,23 +45,23 @@ MEANINGS: Final = {
 
 
 LATEST_MS: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999: later ones have no date here."""
+"""The last millisecond of the year 9999: later times have no date here."""
 
 
 def short_topic(topic: str) -> str:
-    """The topic without its domain, which hardly ever tells anything."""
+    """The topic without its domain, which hardly ever matters."""
     return topic.removeprefix("persistent://")
 
 
 def when(milliseconds: int) -> str:
-    """A readable time, in UTC. One without a valid date, since clients may have set it, is shown as a number."""
+    """A readable time, in UTC. One without a valid date, since clients may set it, is shown as a number."""
     if not 0 <= milliseconds <= LATEST_MS:
         return f"{milliseconds} ms since 1970"
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def ranges_text(finding: Finding, shown: int = 3) -> str:
-    """The first ranges of a finding, in the origin's coordinates; of metadata, the path and what each region has."""
+    """The first ranges of a finding, in the origin's coordinates; for metadata, the path and what each region has."""
     if finding.path:
         return f"{finding.path}: {finding.stamps[0]}, {finding.stamps[1]}"
     parts = [f"({a[0]}:{a[1]}, {b[0]}:{b[1]}]" for a, b in finding.ranges[:shown]]
@@ -69,19 +69,19 @@ def ranges_text(finding: Finding, shown: int = 3) -> str:
 
 
 def part_text(topic: str, subscription: str) -> str:
-    """Which part of a subject without a name is meant; empty: it has one."""
-    return "" if subscription else "(what regions share)" if topic == METADATA else "(its entries)"
+    """What a subject without a subscription is about; empty: it has one."""
+    return "" if subscription else "(shared metadata)" if topic == METADATA else "(its entries)"
 
 
 def compared_text(subject: SubjectVerdict) -> str:
     """What an aligned subject was compared with."""
     count = sum(pair.source != pair.target for pair in subject.pairs)
     said = [counted(count, "pair")] if count or not subject.pairs else []
-    return ", ".join(said + ["as its source"] * (count < len(subject.pairs)))
+    return ", ".join(said + ["same as its source"] * (count < len(subject.pairs)))
 
 
 def place_text(finding: Finding) -> str:
-    """The region that is wrong, or the pair whose second region is; of a shadow, also its source."""
+    """The region that is wrong, or the pair whose second region is; for a shadow, also its source."""
     if finding.shadow_of:
         return f"{finding.target}, shadow of {short_topic(finding.shadow_of)}"
     return finding.target if finding.source == finding.target else f"{finding.source} -> {finding.target}"

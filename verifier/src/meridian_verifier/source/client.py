@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One region's export over HTTP: take a snapshot, stream its tables, go on where a broken stream stopped."""
+"""One region's export over HTTP: take a snapshot, stream its tables, resume a broken stream where it stopped."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 SNAPSHOT_SECONDS: Final = 10.0
 """Time limit for a snapshot. A region that does not answer within it counts as unreachable."""
 STREAM_SECONDS: Final = 60.0
-"""Time limit for each read from a stream: a busy region first starts the encoder process, and limits their number."""
+"""Time limit for each read from a stream: a busy region first starts an encoder process, and limits their number."""
 ATTEMPTS: Final = 3
-"""How often a stream is tried in all if it breaks."""
+"""Total attempts for a stream that breaks."""
 BACKOFF_SECONDS: Final = 0.5
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _FAULTS: Final = (OSError, http.client.HTTPException, pa.ArrowException, ValueError, KeyError)
@@ -44,13 +44,13 @@ class RegionUnreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A snapshot as the region answered it."""
+    """A snapshot, from the region's answer."""
 
     snapshot: str
     taken_ms: int
     partitions: Mapping[str, int]
     shared: Shared | None = None
-    """Which metadata the region keeps equal with others; None: none."""
+    """Which metadata the region syncs with others; None: none."""
 
 
 class RegionClient:
@@ -66,7 +66,7 @@ class RegionClient:
     def take(self, topics: str | None = None) -> Taken:
         """Take a snapshot.
 
-        :raises RegionUnreachable: no answer, a refusal, or an answer of another format.
+        :raises RegionUnreachable: no answer, a refusal, or an answer in another format.
         """
         body = json.dumps({"topics": topics} if topics else {}).encode()
         try:
@@ -84,7 +84,7 @@ class RegionClient:
             ) from error
 
     def rows(self, snapshot: str, table: str, partition: int) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition. A stream that breaks is taken up again after the rows that came.
+        """The rows of one partition. A stream that breaks is resumed after the rows already received.
 
         :raises RegionUnreachable: it broke ``ATTEMPTS`` times.
         """
@@ -130,15 +130,15 @@ class RegionClient:
                 self._urls = [*self._urls[1:], self._urls[0]]
                 if not left:
                     raise
-        raise AssertionError("a region has an address")
+        raise AssertionError("a region without an address")
 
 
 def https(region: Region) -> urllib.request.HTTPSHandler:
-    """Believes the region's authorities. :raises OSError: they cannot be used."""
+    """Trusts the region's authorities. :raises OSError: they cannot be used."""
     file = region.ca_file or None
     try:
         return urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=file))
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         raise OSError(f"the certificate authorities in {file} cannot be used: {error}") from error
 
 
@@ -149,7 +149,7 @@ def _shared(said: Any) -> Shared | None:
 
 
 class _Watched(io.RawIOBase):
-    """Hands bytes on and remembers the last eight: Arrow takes a stream cut between two batches for a whole one."""
+    """Passes bytes on and remembers the last eight: Arrow takes a stream cut between two batches for a complete one."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -165,7 +165,7 @@ class _Watched(io.RawIOBase):
 
 
 def read_token(path: str | None) -> str | None:
-    """The token in a file, without the line's end; None without a file."""
+    """The token in a file, without the line ending; None without a file."""
     return Path(path).read_text(encoding="utf-8").strip() if path else None
 
 

@@ -4,16 +4,16 @@
 Options:
 
 - ``regions``: ``name=url`` pairs or the path of a regions file;
-- ``table``: one of the contract's tables; or several with the number of the snapshot each is read from, as
+- ``table``: one of the contract's tables; or several, each with the number of its snapshot, such as
   ``progress@1,ranges@2``: they come as one, with the columns ``taken`` and ``table`` in front;
 - ``snapshot``: JSON ``{region: [{"snapshot", "partitions"}, ...]}``, snapshots taken before; absent: one is taken now;
-- ``packed``: ``true`` gives all rows of a topic and origin in a batch as one, see ``source.packing``; for tables that
+- ``packed``: ``true`` packs all rows of a topic and origin in a batch into one, see ``source.packing``; for tables that
   have both columns;
 - ``topics``: glob or ``re:`` pattern, when a snapshot is taken now;
 - ``token-file``: path of a file with the token, readable where the tasks run.
 
-A task reads one partition of one region's table. A region that cannot be asked gives one row with nothing but
-``region`` and ``problem`` set: a region that is down is an answer, not an error of the job.
+A task reads one partition of one region's table. A region that cannot be asked yields one row with only ``region`` and
+``problem`` set: a region that is down is an answer, not an error of the job.
 """
 
 from __future__ import annotations
@@ -145,12 +145,12 @@ class MeridianReader(DataSourceReader):
         if self._snapshots:
             known = self._snapshots.get(region.name, [])
             if len(known) < number:
-                raise RegionUnreachable(region.name, f"no snapshot {number} of it was taken")
+                raise RegionUnreachable(region.name, f"no snapshot {number} of this region was taken")
             return Taken(known[number - 1]["snapshot"], 0, known[number - 1]["partitions"])
         return RegionClient(region, read_token(self._token_file)).take(self._topics)
 
     def _admits(self, column: str, value: str | int) -> bool:
-        """Whether the pushed filters leave rows with this value of a column that is constant per partition."""
+        """Whether the pushed filters keep rows with this value of a column that is constant per partition."""
         for one in self._filters:
             if isinstance(one, EqualTo) and one.attribute == (column,) and one.value != value:
                 return False

@@ -41,7 +41,7 @@ def payload_schema(table: str) -> pa.Schema:
 
 
 def pack(batch: pa.RecordBatch, table: str, taken: int) -> pa.RecordBatch:
-    """One row per (topic, origin) in the batch. ``batch`` has the payload's columns and the keys."""
+    """One row per (topic, origin) in the batch. ``batch`` has the keys and the payload's columns."""
     columns = [batch.column(name).dictionary_encode() for name in KEYS]
     code = np.zeros(batch.num_rows, dtype=np.int64)
     for column in columns:

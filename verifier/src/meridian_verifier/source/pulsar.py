@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region of Apache Pulsar over its admin REST: where subscriptions of some topics stand.
+"""An Apache Pulsar region over its admin REST API: the positions of some topics' subscriptions.
 
-Only topics that a region of Meridian replicates to it are asked for, one by one: Pulsar answers a list of topics whole,
+Only topics that a Meridian region replicates to it are asked for, one by one: Pulsar sends a list of topics whole,
 however long it is.
 """
 
@@ -29,27 +29,27 @@ READ_SECONDS: Final = 10.0
 REGION_SECONDS: Final = 120.0
 """Time limit for all topics of one snapshot."""
 ANSWER_BYTES: Final = 64 << 20
-"""Of one answer, at most: a million ranges."""
+"""Maximum size of an answer: a million ranges."""
 CHUNK_BYTES: Final = 1 << 16
 TOGETHER: Final = 8
-"""Topics that are asked for at a time."""
+"""Topics asked for at once."""
 _FAULTS: Final = (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError)
 _PLACE: Final = re.compile(r"(-?\d{1,19}):(-?\d{1,19})", re.ASCII)
 _RANGE: Final = re.compile(r"([(\[])(-?\d{1,19}):(-?\d{1,19})\.\.(-?\d{1,19}):(-?\d{1,19})([)\]])", re.ASCII)
 
 
 class PulsarClient:
-    """Talks to its admin port. Proxies from the environment are not used: regions are named by address."""
+    """Talks to the region's admin port. Proxies from the environment are not used: regions are named by address."""
 
     def __init__(self, region: Region, token: str | None = None) -> None:
-        """:param token: of Pulsar. Meridian's own is not for strangers."""
+        """:param token: Pulsar's. Meridian's own is never sent there."""
         self.region = region
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def read(self, topics: Iterable[str]) -> dict[str, PulsarTopic]:
-        """Those of the topics that it has.
+        """Those of the topics that the region has.
 
-        :raises RegionUnreachable: no answer, a refusal, an answer of another form, or all this takes too long.
+        :raises RegionUnreachable: no answer, a refusal, an answer of another form, or the time limit has passed.
         """
         deadline = time.monotonic() + REGION_SECONDS
         wanted = sorted(topics)
@@ -79,7 +79,7 @@ class PulsarClient:
                     if len(data) > ANSWER_BYTES:
                         raise ValueError(f"the answer to {path} is longer than {ANSWER_BYTES >> 20} MiB")
                     if time.monotonic() > deadline:
-                        raise TimeoutError(f"listing its topics took longer than {REGION_SECONDS:g} s")
+                        raise TimeoutError(f"reading its topics took longer than {REGION_SECONDS:g} s")
         except urllib.error.HTTPError as error:
             if error.code == http.HTTPStatus.NOT_FOUND:
                 return None
@@ -88,8 +88,8 @@ class PulsarClient:
 
 
 class _SameScheme(urllib.request.HTTPRedirectHandler):
-    """Pulsar sends a request on to the broker that owns the topic. The token goes there, so never without TLS where
-    the first broker has it."""
+    """Pulsar redirects a request to the broker that owns the topic. The token goes there too, so never without TLS if
+    the first broker uses it."""
 
     max_redirections = 3
 
@@ -110,7 +110,7 @@ def _path(topic: str) -> str:
 def topic_of(stats: Mapping[str, Any], inside: Mapping[str, Any]) -> PulsarTopic:
     """From the answers to ``stats`` and ``internalStats``, the second asked after the first.
 
-    :raises ValueError, KeyError, TypeError, AttributeError: they have another form.
+    :raises ValueError, KeyError, TypeError, AttributeError: the answers have another form.
     """
     replicated = {
         name: bool(one.get("isReplicated", one.get("replicated", False)))

@@ -24,9 +24,9 @@ class Region:
 
     name: str
     admin_url: str
-    """Of several brokers as for Pulsar's tools: ``http://one:8080,two:8080``."""
+    """For several brokers as for Pulsar's tools: ``http://one:8080,two:8080``."""
     ca_file: str = ""
-    """The authorities that may sign its certificate; empty: the system's."""
+    """The certificate authorities to trust for it; empty: the system's."""
     kind: str = MERIDIAN
     """What runs there."""
 
@@ -41,7 +41,7 @@ def parse_regions(text: str) -> list[Region]:
     """Regions from ``us-east=http://127.0.0.1:8080,us-west=...`` or from the path of a regions file. An address without
     a name is another broker of the region before it.
 
-    :raises RegionsError: neither of the two.
+    :raises RegionsError: ``text`` is neither.
     """
     if "=" in text.split(",")[0]:
         named: list[Region] = []
@@ -59,7 +59,7 @@ def read_regions_file(path: Path) -> list[Region]:
     """Regions from a file ``{"regions": [{"name": ..., "admin_url": ...}, ...]}``; those of Apache Pulsar have
     ``"kind": "pulsar"``, and those of several brokers list them under ``"brokers"``.
 
-    :raises RegionsError: no such file, or another shape.
+    :raises RegionsError: the file does not exist or has another form.
     """
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))["regions"]
@@ -77,7 +77,7 @@ def read_regions_file(path: Path) -> list[Region]:
 
 
 def _of_all(listed: Mapping[str, Any]) -> str:
-    """One URL with the admin ports of all brokers of a region, of those with the scheme of the first."""
+    """One URL with the admin ports of all brokers of a region that have the scheme of the first."""
     first = str(listed["admin_url"]).rstrip("/")
     scheme = first.partition("://")[0] + "://"
     urls = [str(one.get("admin_url", "")).rstrip("/") for one in listed.get("brokers", ())]
@@ -86,7 +86,7 @@ def _of_all(listed: Mapping[str, Any]) -> str:
 
 
 def with_authorities(regions: Iterable[Region], directory: Path) -> list[Region]:
-    """The regions with the authorities in a directory: each has a file of its name, or else ``default``, or else the
+    """The regions with the authorities in a directory: each region's own file, or else ``default``, or else the
     system's."""
     return [replace(region, ca_file=_authorities(region.name, directory)) for region in regions]
 

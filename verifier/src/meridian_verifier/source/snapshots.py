@@ -67,7 +67,7 @@ def _sent_to(region: str, states: Mapping[str, RegionState]) -> set[str]:
 
 
 def _apart(answers: Mapping[str, T | RegionUnreachable]) -> tuple[dict[str, T], dict[str, str]]:
-    """Answers, and what the others said instead."""
+    """The answers, and the errors of the other regions."""
     good = {name: answer for name, answer in answers.items() if not isinstance(answer, RegionUnreachable)}
     return good, {name: str(error) for name, error in answers.items() if isinstance(error, RegionUnreachable)}
 
@@ -84,7 +84,7 @@ def _each(clients: Sequence[C], ask: Callable[[C], T]) -> dict[str, T | RegionUn
 
 
 def read_state(client: RegionClient, taken: Taken) -> RegionState:
-    """The table ``topics`` of a snapshot, which has the cursors in it.
+    """The table ``topics`` of a snapshot, which includes the cursors.
 
     :raises RegionUnreachable: the stream broke too often.
     """
@@ -114,7 +114,7 @@ def read_state(client: RegionClient, taken: Taken) -> RegionState:
 
 
 def apart(state: RegionState) -> RegionState:
-    """With its shadows apart from the topics. Ledgers are kept of shadows and their sources only."""
+    """The state with shadows separated from topics. Only shadows and their sources keep their ledgers."""
     shadows = {name: topic for name, topic in state.topics.items() if topic.shadow_of}
     sources = {topic.shadow_of for topic in shadows.values()}
     topics = {

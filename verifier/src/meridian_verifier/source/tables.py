@@ -142,7 +142,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
 }
 
 PROBLEM: Final = pa.field("problem", pa.string())
-"""Added to every table by the data source: null in rows; set in the one row that says why a region gave no more."""
+"""Added to every table by the data source: null in rows; set in the one row that says why a region sent no more."""
 
 TAKEN: Final = pa.field("taken", pa.int64())
 """Added when several tables are read as one: which of the region's snapshots the row is from, counted from 1."""
@@ -152,9 +152,9 @@ TABLE: Final = pa.field("table", pa.string())
 
 
 def combined(names: list[str]) -> pa.Schema:
-    """The schema in which rows of these tables fit together: ``taken``, ``table``, the widest one's, ``problem``.
+    """The schema that fits rows of all these tables: ``taken``, ``table``, the widest table's columns, ``problem``.
 
-    :raises ValueError: the tables share no such schema.
+    :raises ValueError: the tables have no such schema in common.
     """
     widest = max((_plain(name) for name in names), key=len)
     for name in names:
