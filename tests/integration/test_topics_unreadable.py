@@ -31,10 +31,10 @@ async def test_it_is_refused_with_the_reason_and_the_others_are_opened(tmp_path:
         request = connection.ask_producer(NEWER)
         refused: pb.CommandError = await connection.hear(T.ERROR)
         assert (refused.request_id, refused.error) == (request, ServerError.PERSISTENCE)
-        assert "kind 200, which this broker does not know: a newer broker wrote it" in refused.message
+        assert "written by a newer version of Meridian (this one does not know kind 200)" in refused.message
         await connection.producer(PLAIN)
         path = "/admin/v2/persistent/public/default/a-newer/stats"
         answer = await asyncio.to_thread(http, "GET", inside.listeners.admin_url + path)
         assert answer.status == 500
-        assert "a newer broker wrote it" in answer.reason
+        assert "written by a newer version of Meridian" in answer.reason
         await connection.close()

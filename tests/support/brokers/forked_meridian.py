@@ -2,14 +2,12 @@
 """``meridian`` in a process of its own that is forked from one which has imported it already.
 
 Most of the processor time of a start goes into importing modules. So each process that runs tests has one server
-(``multiprocessing``'s fork server) that imports them once and forks every broker and every command. A forked process
-runs the same ``main`` with the same arguments, and has its own memory, descriptors and signals.
+(``multiprocessing``'s fork server) that imports them once and forks every broker and command. A forked process runs the
+same ``main`` with the same arguments, and has its own memory, descriptors and signals.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import contextlib
 import gc
 import multiprocessing
@@ -22,8 +20,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-
-from meridian_broker.cli.main import COMMANDS
 
 from meridian_broker.cli.main import COMMANDS
 

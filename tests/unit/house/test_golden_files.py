@@ -46,7 +46,7 @@ from support.worlds import golden_world as world
 GOLDEN = Path(__file__).parents[2] / "golden"
 CURRENT = GOLDEN / "0.1"
 """What this version writes."""
-NEWER = "a newer broker wrote it"
+NEWER = "written by a newer version of Meridian"
 
 
 def golden(name: str) -> bytes:
@@ -197,14 +197,14 @@ def test_peer_messages_are_read(expected: object) -> None:
 def test_a_newer_value_is_refused_with_a_sentence(name: str, read: Callable[[bytes], object], newer: int) -> None:
     data = golden(name)
     assert data[0] == 1
-    with pytest.raises(ValueError, match=rf"newer version of Meridian \(format {newer},|format {newer}.* newer broker"):
+    with pytest.raises(ValueError, match=rf"newer version of Meridian \(format {newer},"):
         read(bytes((newer,)) + data[1:])
 
 
 def test_newer_sequence_ids_are_refused_with_a_sentence() -> None:
     payload = changes.decode(golden("progress-record-sequences.bin")).payload
     assert payload[0] == 1
-    with pytest.raises(ValueError, match=r"format 2.* newer broker wrote them"):
+    with pytest.raises(ValueError, match=r"newer version of Meridian \(format 2,"):
         sequence_ids.decode(b"\x02" + payload[1:])
 
 

@@ -51,7 +51,7 @@ def check(record: bytes, kind: Kind) -> None:
     if record[:2] != bytes((FORMAT_VERSION, kind)):
         raise ViewFormatError(
             f"a compacted view holds {record[:2]!r} where {kind.name} of format {FORMAT_VERSION} is expected: "
-            "a newer broker wrote it, or it is damaged; compact the topic again"
+            "it was written by a newer version of Meridian, or is damaged; compact the topic again"
         )
 
 

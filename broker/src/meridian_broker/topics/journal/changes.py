@@ -137,13 +137,13 @@ def decode(record: bytes) -> Change:
         version, kind, length, time_ms = _HEAD.unpack_from(record)
         if version != FORMAT_VERSION:
             raise ProgressLogError(
-                f"progress record of format {version}; this broker reads {FORMAT_VERSION}: a newer broker wrote it, "
-                "start that version again"
+                f"the progress record was written by a newer version of Meridian (format {version}, this one reads up "
+                f"to {FORMAT_VERSION}); upgrade this broker"
             )
         if kind not in _KINDS:
             raise ProgressLogError(
-                f"progress record of kind {kind}, which this broker does not know: a newer broker wrote it, "
-                "start that version again"
+                f"the progress record was written by a newer version of Meridian (this one does not know kind {kind}); "
+                "upgrade this broker"
             )
         end = _HEAD.size + length
         return Change(Kind(kind), str(record[_HEAD.size : end], "utf-8"), time_ms, bytes(record[end:]))

@@ -85,8 +85,8 @@ class PulsarPlaces:
         layout = _RECORDS.get(payload[0])
         if layout is None or len(payload) != layout.size:
             raise PulsarPlacesError(
-                f"the record of region {region} has format {payload[0]}; this broker reads {FORMAT_VERSION}: a newer "
-                "broker wrote it, start that version again"
+                f"the record of region {region} was written by a newer version of Meridian (format {payload[0]}, this "
+                f"one reads up to {FORMAT_VERSION}); upgrade this broker"
             )
         numbers = layout.unpack(payload)[1:]
         scanned, chain, received, upto, *since = (Position(*numbers[at : at + 2]) for at in range(0, len(numbers), 2))

@@ -105,8 +105,8 @@ def decode(data: bytes) -> Record:
         version, flags, ledger, entry = _HEAD.unpack_from(data)
         if version != FORMAT_VERSION:
             raise SequencesError(
-                f"sequence ids of format {version}; this broker reads {FORMAT_VERSION}: a newer broker wrote them, "
-                "start that version again"
+                f"the record of sequence ids was written by a newer version of Meridian (format {version}, this one "
+                f"reads up to {FORMAT_VERSION}); upgrade this broker"
             )
         at, names = _HEAD.size, []
         while at < len(data):
