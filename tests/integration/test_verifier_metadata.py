@@ -21,7 +21,7 @@ from meridian_verifier.align.findings import METADATA, Reason
 from meridian_verifier.align.verdicts import State, Verdict
 from meridian_verifier.job import Request, verify_in
 from meridian_verifier.report.page import page
-from meridian_verifier.session import start_session
+from meridian_verifier.session import start_session, stop_session
 from meridian_verifier.source.regions import Region
 from pyspark.sql import SparkSession
 from support.brokers.broker_process import BrokerProcess, wait_until
@@ -37,7 +37,7 @@ TOPIC = "persistent://public/default/metadata-events"
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = start_session("local[2]", tmp_path_factory.mktemp("spark"))
     yield session
-    session.stop()
+    stop_session(session)
 
 
 @pytest.fixture

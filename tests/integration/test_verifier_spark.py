@@ -13,7 +13,7 @@ from meridian_verifier.align.findings import Reason
 from meridian_verifier.align.verdicts import State
 from meridian_verifier.job import Request, verify_in
 from meridian_verifier.report.page import page
-from meridian_verifier.session import start_session
+from meridian_verifier.session import start_session, stop_session
 from meridian_verifier.source.datasource import MeridianDataSource
 from meridian_verifier.source.regions import PULSAR, Region
 from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = start_session("local[2]", tmp_path_factory.mktemp("spark"))
     session.dataSource.register(MeridianDataSource)
     yield session
-    session.stop()
+    stop_session(session)
 
 
 @pytest.fixture(scope="module")

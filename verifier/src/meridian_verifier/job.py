@@ -22,7 +22,7 @@ from meridian_verifier.align.shadows import differences
 from meridian_verifier.align.shared_metadata import pairs, shown
 from meridian_verifier.align.verdicts import Key, Verdict, counted, judge, rewound, with_metadata
 from meridian_verifier.examine import Outcome, examine, examine_metadata
-from meridian_verifier.session import start_session
+from meridian_verifier.session import start_session, stop_session
 from meridian_verifier.source.client import RegionClient, read_token
 from meridian_verifier.source.pulsar import PulsarClient
 from meridian_verifier.source.regions import PULSAR, Region
@@ -97,7 +97,7 @@ def verify(request: Request, tell: Tell) -> tuple[Verdict, Timing]:
             started = time.monotonic()
             verdict, timing = verify_in(spark, request, tell)
         finally:
-            spark.stop()
+            stop_session(spark)
     return verdict, dataclasses.replace(timing, session=started - begun)
 
 
