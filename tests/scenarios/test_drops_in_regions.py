@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drops are each region's own: never acknowledgements elsewhere, in all regions only when asked (R14)."""
+"""Each region's drops are its own: never acknowledgements elsewhere, and in all regions only on request (R14)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def expire(regions: RegionsProcess, region: str, topic: str, what: str = "/0", b
 
 
 def prepared(regions: RegionsProcess, topic: str, count: int) -> list[pulsar.MessageId]:
-    """Both regions hold so many messages, all of them owed to subscription s."""
+    """Both regions have this many messages, all owed to subscription s."""
     with client(regions, EAST) as east:
         subscribe(east, topic).close()
         ids = publish(east, topic, numbered(range(count)))
@@ -147,7 +147,7 @@ def test_a_quota_holds_replication_and_nothing_is_lost(regions: RegionsProcess) 
 
 
 def replication(regions: RegionsProcess, topic: str) -> dict[str, Any]:
-    """How the east stands with the west."""
+    """The east's replication status for the west."""
     found: dict[str, Any] = stats(regions, EAST, topic)["replication"][WEST]
     return found
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's commands and its program, run in its order against three regions.
+"""The README's commands and its program, run in the README's order against three regions.
 
-A command that is not run here is listed with what shows it instead, so a new one cannot be forgotten.
+A command not run here is listed with the test that covers it instead, so a new one cannot be forgotten.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def shown() -> list[str]:
 
 
 def at_home(text: str, regions: UpProcess) -> str:
-    """The same with the addresses of these regions."""
+    """The command with the addresses of these regions."""
     for number, region in enumerate(REGIONS):
         text = text.replace(f"pulsar://127.0.0.1:{6650 + 10 * number}", regions.service_url(region))
         text = text.replace(f"http://127.0.0.1:{8080 + 10 * number}", regions.admin_url(region))

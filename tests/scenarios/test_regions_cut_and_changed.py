@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links between real regions are cut, one way and both, and a topic's regions change: one is removed for good, one is
-added, one comes back. Nothing is lost, nothing comes twice, and what is left converges meanwhile."""
+"""Links between real regions are cut, one way and both ways, and a topic's regions change: one is removed for good, one
+is added, one comes back. Nothing is lost or delivered twice, and the remaining regions converge meanwhile."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LinkedRegions]
 
 
 def live(regions: LinkedRegions, topic: str, in_regions: tuple[str, ...], told: tuple[str, ...]) -> None:
-    """Say in each of ``told`` where a topic lives."""
+    """Set a topic's regions in each of ``told``."""
     for region in told:
         answer = regions.http(region, "POST", f"{topic_path(topic)}/replication", list(in_regions))
         assert answer.status == 204, answer.text
 
 
 def acknowledge_some(to: pulsar.Client, topic: str, count: int, *, below: int) -> None:
-    """A consumer that gets so many messages and acknowledges those with a smaller number."""
+    """A consumer that receives this many messages and acknowledges those with a smaller number."""
     consumer = subscribe(to, topic)
     for message in take(consumer, count):
         if int(message.data()) < below:
@@ -65,8 +65,8 @@ def fill(regions: LinkedRegions, region: str, topic: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ways", [[(EAST, WEST)], [(EAST, WEST), (WEST, EAST)]], ids=["one way", "both ways"])
 def test_a_link_is_cut(regions: LinkedRegions, ways: list[tuple[str, str]]) -> None:
-    """R6, R19: entries and acknowledgements find another way, by the region that cannot be dialled asking itself, or by
-    the third one; when the link is back nothing comes twice."""
+    """R6, R19: entries and acknowledgements find another way: the region that cannot be dialled asks for them, or the
+    third one passes them on; when the link is back, nothing is delivered twice."""
     topic = new_topic("cut")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         publish(east, topic, numbered(range(10)))
@@ -99,8 +99,8 @@ def test_a_link_is_cut(regions: LinkedRegions, ways: list[tuple[str, str]]) -> N
 
 
 def test_a_link_falls_silent(regions: LinkedRegions) -> None:
-    """R6, R19: a network that loses every packet closes no connection. It is noticed within seconds all the same, and
-    entries and acknowledgements go by the third region from then on."""
+    """R6, R19: a network that loses every packet closes no connection. That is noticed within seconds all the same, and
+    entries and acknowledgements then go through the third region."""
     topic = new_topic("silent")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         publish(east, topic, numbered(range(10)))
@@ -121,8 +121,8 @@ def test_a_link_falls_silent(regions: LinkedRegions) -> None:
 
 
 def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegions) -> None:
-    """R21: it is filled from the earliest message that is waited for, and until then it is not ready; R11, R6: when it
-    died nothing waits for it any more; then it goes on where it parted."""
+    """R21: an added region is filled from the earliest unacknowledged message and is not ready until then; R11, R6:
+    once it is removed, nothing waits for it; added again, it continues where it left."""
     topic = new_topic("joins")
     for other in (EAST, CENTRAL):
         regions.cut(other, WEST)
@@ -163,7 +163,7 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
         subscribe(east, topic, "other").close()
     wait_until(lambda: "other" in stats(regions, CENTRAL, topic)["subscriptions"], "the other subscription")
     assert regions.http(EAST, "DELETE", f"{topic_path(topic)}/subscription/other").status == 204, "nobody is missed"
-    # It comes back on its own: it was told that it is out, and what happens there stays there.
+    # It comes back on its own: it knows that it was removed, and what happens there stays there.
     regions.bring_back(WEST)
     live(regions, topic, (WEST,), (WEST,))
     wait_until(lambda: not stats(regions, WEST, topic)["replication"], "the copy to be on its own")
@@ -174,7 +174,7 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
             if int(message.data()) >= 50:
                 alone.acknowledge(message)
         alone.close()
-    # Added again: both sides go on where they parted.
+    # Added again: both sides continue where they parted.
     live(regions, topic, REGIONS, REGIONS)
     with client(regions, EAST) as east:
         assert stored(regions, WEST, topic, 33) == [*range(20, 45), *range(50, 53), *range(45, 50)]
@@ -191,7 +191,7 @@ def trimmed(regions: LinkedRegions, region: str, topic: str) -> bool:
 
 
 def exported(regions: LinkedRegions, region: str, topic: str) -> dict[str, str]:
-    """The join point as the verifier gets it."""
+    """The join point as the verifier reads it."""
     taken = regions.http(region, "POST", "/meridian/v1/export", {"topics": topic}).json["snapshot"]
     body = regions.http(region, "GET", f"/meridian/v1/export/{taken}/topics").body
     (row,) = pyarrow.ipc.open_stream(io.BytesIO(body)).read_all().to_pylist()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumers move from region to region: what was acknowledged in one comes in no other, all else comes (R10-R20)."""
+"""Consumers move between regions: what was acknowledged in one is delivered in no other, all else is (R10-R20)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REGIONS = (EAST, WEST, CENTRAL)
 
 
 def publish_everywhere(regions: RegionsProcess, topic: str, numbers: range, *, batching: bool = False) -> None:
-    """Each region publishes its share, at the same time as the others as far as the log is concerned."""
+    """Each region publishes its share, as far as the log is concerned at the same time as the others."""
     for index, region in enumerate(REGIONS):
         with client(regions, region) as one:
             publish(one, topic, numbered(numbers[index :: len(REGIONS)]), batching=batching)
@@ -106,7 +106,7 @@ def test_a_planned_switch_with_cumulative_acknowledgements(regions: RegionsProce
 
 
 def test_the_pieces_of_large_messages_are_acknowledged_together(regions: RegionsProcess) -> None:
-    """R18: a message in chunks is acknowledged as a whole, in every region."""
+    """R18: a chunked message is acknowledged as a whole, in every region."""
     topic = new_topic("chunks")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         producer = east.create_producer(topic, batching_enabled=False, chunking_enabled=True)
@@ -129,7 +129,7 @@ def test_the_pieces_of_large_messages_are_acknowledged_together(regions: Regions
 
 
 def test_a_consumer_without_the_flag_changes_nothing(regions: RegionsProcess) -> None:
-    """The client says in every SUBSCRIBE whether it asks for replication; only a yes has a meaning."""
+    """The client says in every SUBSCRIBE whether it wants replication; only a yes has an effect."""
     topic = new_topic("flag")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         subscribe(east, topic).close()
@@ -142,7 +142,7 @@ def test_a_consumer_without_the_flag_changes_nothing(regions: RegionsProcess) ->
 
 
 def test_two_consumers_hand_over_while_messages_come(regions: RegionsProcess) -> None:
-    """The switch happens in the middle of the traffic: nothing twice, nothing missing."""
+    """The switch happens amid traffic: nothing is delivered twice, nothing is missing."""
     topic = new_topic("traffic")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         producer = east.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
@@ -165,7 +165,7 @@ def test_two_consumers_hand_over_while_messages_come(regions: RegionsProcess) ->
 
 
 def test_a_subscription_is_everywhere_before_anybody_subscribes_there(regions: RegionsProcess) -> None:
-    """R15: it appears in the other regions at the same place."""
+    """R15: the subscription appears at the same place in the other regions."""
     topic = new_topic("everywhere")
     publish_everywhere(regions, topic, range(60))
     with client(regions, EAST) as east:
@@ -185,7 +185,7 @@ def test_a_subscription_is_everywhere_before_anybody_subscribes_there(regions: R
 
 
 def test_a_rewind_takes_effect_in_every_region(regions: RegionsProcess) -> None:
-    """R13: consumers elsewhere are sent away and get the messages again; what they acknowledge then counts."""
+    """R13: consumers elsewhere are disconnected and get the messages again; what they acknowledge then counts."""
     topic = new_topic("rewind")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         ids = publish(east, topic, numbered(range(100)))
@@ -209,7 +209,7 @@ def test_a_rewind_takes_effect_in_every_region(regions: RegionsProcess) -> None:
 
 
 async def test_late_acknowledgements_count_in_the_epoch_of_their_dispatch(regions: RegionsProcess) -> None:
-    """R13: a client acknowledges what it got before a rewind that it has not heard of: that undoes no part of it."""
+    """R13: a client acknowledges messages from before a rewind unknown to it: that undoes no part of the rewind."""
     topic = new_topic("late")
     with client(regions, EAST) as east:
         ids = await asyncio.to_thread(publish, east, topic, numbered(range(20)))
@@ -262,8 +262,8 @@ def test_rewinds_in_two_regions_at_once_settle_on_one(regions: RegionsProcess) -
 
 
 def seek_once_connected(consumer: pulsar.Consumer, place: pulsar.MessageId) -> None:
-    """A rewind elsewhere sends consumers away: while this one comes back, the client refuses to seek, and a seek that
-    crosses the news of it on the wire is for a consumer that is not there any more."""
+    """A rewind elsewhere disconnects consumers: while this one reconnects, the client refuses to seek, and a seek that
+    crosses that on the wire is for a consumer that no longer exists."""
 
     def done() -> bool:
         try:

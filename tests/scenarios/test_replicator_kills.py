@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two regions, killed in turns while one publishes: in the end both hold the same entries, each once, in one order."""
+"""Two regions, killed in turn while one publishes: in the end both have the same entries, each once, in one order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def connect(broker: BrokerProcess) -> PulsarClientConnection:
 
 
 async def publish(broker: BrokerProcess, stop: asyncio.Event, stored: dict[int, Position]) -> int:
-    """Publish numbers, each once, until told to stop; note the receipts. What a kill took is not sent again."""
+    """Publish numbers, each once, until told to stop; record the receipts. What a kill lost is not sent again."""
     number = 0
     receipts: list[tuple[int, asyncio.Future[Position]]] = []
     while not stop.is_set():
@@ -65,7 +65,7 @@ async def publish(broker: BrokerProcess, stop: asyncio.Event, stored: dict[int, 
 
 
 async def everything(broker: BrokerProcess, upto: int, subscription: str) -> list[int]:
-    """What the topic holds there, until the message ``upto`` comes."""
+    """The topic's messages there, until ``upto`` arrives."""
     connection = await connect(broker)
     consumer = await Consumer.subscribe(connection, TOPIC, subscription)
     found: list[int] = []

@@ -110,7 +110,7 @@ def topics(regions: TwoRegions) -> dict[str, str]:
 
 @pytest.mark.parametrize("what", RESTORES)
 def test_a_region_with_etcd_is_restored(regions: TwoRegions, topics: dict[str, str], what: str) -> None:
-    """R5: of ``what`` an older copy was restored."""
+    """R5: an older copy of ``what`` was restored."""
     topic = topics[what]
     with client(regions, EAST) as east, client(regions, WEST) as west:
         publish(east, topic, numbered(range(20, 40)))
@@ -128,7 +128,7 @@ def test_a_region_with_etcd_is_restored(regions: TwoRegions, topics: dict[str, s
 
 
 def test_etcd_is_restored_and_nobody_can_give_anything_back(regions: TwoRegions, topics: dict[str, str]) -> None:
-    """R5: what was published and acknowledged since stands on the volume, in ledgers that etcd does not name."""
+    """R5: what was published and acknowledged since is on the volume, in ledgers that etcd does not name."""
     topic = topics["alone"]
     regions.brokers[WEST].kill()
     with client(regions, EAST) as east:
@@ -152,8 +152,8 @@ def test_etcd_is_restored_and_nobody_can_give_anything_back(regions: TwoRegions,
 
 
 def test_etcd_goes_back_under_a_broker_that_runs(regions: TwoRegions, topics: dict[str, str]) -> None:
-    """R1, R5: the broker notices with the first answer of the older etcd, says so, and starts again as after a crash:
-    what only its volume knows is adopted before anything is written, and no client has to be told."""
+    """R1, R5: the broker notices at the older etcd's first answer, logs it, and restarts as after a crash: it adopts
+    what only its volume knows before it writes anything, and clients notice nothing."""
     topic, later = topics["running"], new_topic("later")
     broker = regions.brokers[EAST]
     with client(regions, EAST) as east:

@@ -13,7 +13,7 @@ from support.brokers.broker_process import BrokerProcess
 from support.protocol.raw_connection import RawConnection, T
 
 TOPICS = [f"persistent://public/default/orders-{number}" for number in range(40)]
-"""So many that their progress ledgers are not all made before the stop begins."""
+"""Enough that not all their progress ledgers are created before the stop begins."""
 
 Places = dict[int, tuple[int, int]]
 """Consumer -> ledger and entry of a message."""
@@ -47,7 +47,7 @@ async def next_of_each(wire: RawConnection) -> Places:
 
 
 async def acknowledge(wire: RawConnection, places: Places) -> None:
-    """The broker has taken it when this returns, and was given no time to do more."""
+    """On return the broker has read it, but had no time to do more."""
     for number, (ledger, entry) in places.items():
         said = pb.CommandAck(consumer_id=number, ack_type=pb.CommandAck.Individual)
         said.message_id.add(ledgerId=ledger, entryId=entry)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the verifier says of live regions in which nothing is wrong, though it may look so, and of one real loss."""
+"""The verifier's verdicts on live regions where something only looks wrong, and on one real loss."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_with_some_regions_left_out_it_cannot_tell(regions: RegionsProcess) -> N
 
 
 def test_a_seek_goes_back_over_what_its_region_stores(regions: RegionsProcess) -> None:
-    """R12: a region that trimmed less does not owe more. Where another one trimmed more, the verdict says so."""
+    """R12: a region that trimmed less does not owe more. If another one trimmed more, the verdict says so."""
     topic = new_topic("trimmed-more")
     place = f"{topic_path(topic)}/subscription/s/resetcursor"
     with client(regions, EAST) as east, client(regions, WEST) as west:
