@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that regions agree: same entries, progress bytes and records, except for excused differences."""
+"""Checks that regions agree: the same entries, progress bytes and records, except for excused differences."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Agreement:
                 given_to = model.given_to[source, topic]
                 lacks = {one for one in lacks if one not in given_to or target in given_to[one]}
                 if {source, target} <= self._world.outside[topic]:
-                    # The target joined while the source was outside: it began where the other regions were.
+                    # The target joined while the source was outside the topic: it began where the other regions were.
                     begins = model.judging.begins(target, topic, source)
                     lacks = {one for one in lacks if one.position > begins}
                 if topic in self._world.told:

@@ -5,12 +5,12 @@ bookie us k1 crash              its machine loses power: what it had not synced 
 bookie us k1 start              and a new process, with what is on its disk
 bookie us k1 hang               SIGSTOP
 bookie us k1 resume             SIGCONT
-bookie us k1 busy 3             it refuses so many entries, because there is too much to do
+bookie us k1 busy 3             it refuses this many entries because it is overloaded
 bookie us k1 broken             its disk refuses entries
 bookie us k1 mended             and takes them again
 bookie us k1 slow 50            a sync takes 50 ms longer
-bookie us k1 cut b2             b2 alone does not reach it
-bookie us k1 join b2            and does again
+bookie us k1 cut b2             b2 alone cannot reach it
+bookie us k1 join b2            b2 can reach it again
 """
 
 from __future__ import annotations

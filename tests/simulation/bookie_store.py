@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A broker's store on simulated bookies: the real BookKeeper engine, from the port's methods down to its frames.
 
-What is replaced is what has asyncio or etcd: tasks and timers run on the world's loop, connections are those of
-``simulated_bookies.py``, and the ledgers' metadata are records of the region's simulated metadata store, so that they
-share its delays, outages and lost answers.
+Only what uses asyncio or etcd is replaced: tasks and timers run on the world's loop, connections are those of
+``simulated_bookies.py``, and the ledgers' metadata is in the region's simulated metadata store, so that it shares the
+store's delays, outages and lost answers.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from simulation.metadata import SimMetadata
 
 SETTINGS: Final = BookKeeperSettings(ensemble=3, ack_quorum=2, limits=AddLimits(entries=16, bytes=4096))
-"""A bookie that lags holds entries back soon."""
+"""Small, so that a lagging bookie soon holds entries back."""
 _TOMBSTONES: Final = "deleted-ledgers/"
 
 
 class Shelf(Protocol):
-    """The bookies of a region, as ``bookie_volume.BookieVolume`` has them."""
+    """The bookies of a region, as in ``bookie_volume.BookieVolume``."""
 
     @property
     def region(self) -> str: ...
@@ -64,7 +64,7 @@ class Shelf(Protocol):
 
 
 class BrokerLoop(EngineLoop):
-    """Of one broker: what it asks for does not happen once it is dead, and waits while it is suspended."""
+    """The loop of one broker: its callbacks are dropped once it is dead, and wait while it is suspended."""
 
     def __init__(self, loop: Loop, owner: Owner) -> None:
         super().__init__(loop)

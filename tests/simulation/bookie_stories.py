@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bookies for some of the stories of regions that brokers share, and what happens to them.
 
-The lines are inserted between those of an ordinary story, so ledgers change hands while their bookies fail. Now and
-then both happen at one moment: entries are under way, bookies fail, and then their ledgers get another owner.
+The lines are inserted between those of an ordinary story, so ledgers change owners while their bookies fail. Sometimes
+both coincide: entries are in flight, bookies fail, and then their ledgers get another owner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from simulation.drawing import Drawing
 
 PERIOD: Final = 3
-"""One story of so many has bookies."""
+"""One story in this many has bookies."""
 COUNTS: Final = (3, 4, 4, 5)
 PAUSES_MS: Final = (1, 20, 300, 1500, 6000, 14_000)
 

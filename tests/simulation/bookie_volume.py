@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bookies of a region in the place of its disk. They outlive the brokers.
+"""The bookies of a region instead of its disk. They outlive the brokers.
 
-Beside the bookies stands a *mirror*: what the engine has told to be durable. An entry that is confirmed must have been
-synced by a quorum of its bookies; and a ledger that is closed must end behind everything confirmed, with each of its
-entries synced by a quorum, byte by byte.
+Beside the bookies is a *mirror*: what the engine has reported durable. A confirmed entry must have been synced by a
+quorum of its bookies; and a closed ledger must end after everything confirmed, with each of its entries synced by a
+quorum, byte by byte.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simulation.disks import Around
 
 SESSION_US: Final = 10_000_000
-"""So long after its crash a bookie is still registered."""
+"""How long a bookie stays registered after its crash."""
 
 
 class BookieVolume:
@@ -44,7 +44,7 @@ class BookieVolume:
         """The mirror."""
         self._metadata: dict[int, LedgerMetadata] = {}
         self._cut: set[tuple[str, str]] = set()
-        """Brokers that do not reach a bookie."""
+        """Brokers that cannot reach a bookie."""
         for name in self.bookies:
             self._register(name)
 
@@ -65,7 +65,7 @@ class BookieVolume:
         """Bookies check what they read, and other bookies have it."""
 
     def rot_checkpoint(self, age: int) -> None:
-        """There are none."""
+        """Bookies have no checkpoints."""
 
     def power_cut(self, random: Random | None) -> str:
         """It happens to each bookie by itself."""
@@ -114,7 +114,7 @@ class BookieVolume:
             metadata.tell([Change(AVAILABLE + name, metadata.records[AVAILABLE + name])])
 
     def part(self, broker: str, name: str, owner: Owner | None) -> None:
-        """A broker does not reach a bookie any more."""
+        """A broker can no longer reach a bookie."""
         self._cut.add((broker, name))
         if owner is not None:
             self.bookies[name].cut(owner)
@@ -139,7 +139,7 @@ class BookieVolume:
     # -- the mirror
 
     def written(self, path: str, value: bytes) -> None:
-        """The metadata of a ledger were written."""
+        """The metadata of a ledger was written."""
         ledger = ledger_of(path.encode())
         if ledger is None:
             return
@@ -204,7 +204,7 @@ class BookieVolume:
         return bodies
 
     def _bodies(self, ledger: int, entry: int, metadata: LedgerMetadata) -> list[bytes]:
-        """What its bookies have synced."""
+        """What the ledger's bookies have synced."""
         having = (self.bookies[name].durable.get(ledger, {}).get(entry) for name in metadata.bookies_of(entry))
         return [body for body in having if body is not None]
 

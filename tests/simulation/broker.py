@@ -2,9 +2,9 @@
 """A broker in the simulator: the real topic service, progress exchange and replicators, on simulated shells.
 
 A ``SimBroker`` is one run of a process. What outlives it (volume, metadata) belongs to its ``SimRegion``. The shells
-here take the place of ``gateway/`` in a real broker. Lookups in a region find one broker (``broker_of``: with ownership
-by leases it will depend on the topic). Earlier brokers may still run, with their clients and links, and believe that
-they own the topics: only fencing keeps them from writing.
+here take the place of ``gateway/`` in a real broker. Lookups in a region find one broker (``broker_of``; in
+``shared_region.py`` it depends on the topic). Earlier brokers may still run, with their clients and links, and believe
+that they own the topics: only fencing keeps them from writing.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class SimBroker:
         await self._load()
 
     async def _rank(self, catalog: Catalog) -> int:
-        """The epoch of this run, after what the metadata hold is known. :raises MetadataError: the store is away."""
+        """The epoch of this run, once the metadata is known. :raises MetadataError: the store is away."""
         volume = self.home.volume
         await catalog.never_below(max(volume.disk.ledgers, default=-1))
         await catalog.refresh()
@@ -206,13 +206,13 @@ class SimBroker:
         return EveryTopic(fence)
 
     def _built(self) -> None:
-        """All parts are there."""
+        """Whether all parts exist."""
 
     async def _join(self, _catalog: Catalog) -> None:
         """Serve topics from now on. :raises MetadataError: not now."""
 
     async def _look(self) -> None:
-        """Once a second."""
+        """Work done once a second."""
 
     async def _load(self) -> None:
         try:
@@ -243,7 +243,7 @@ class SimBroker:
         return None if found is None or found.failure is not None else found
 
     async def open_topic(self, name: str) -> Topic:
-        """For a client.
+        """Open a topic for a client.
 
         :raises NoPartition: the topic does not have this partition.
         """
@@ -286,7 +286,7 @@ class SimRegion:
         self.trimming = 0
         self.trimming_for: set[Subscription] = set()
         self.trimming_among: dict[str, frozenset[str]] = {}
-        """Topic -> its regions when it began to trim what none of them needs."""
+        """Topic -> its regions when the region began to trim what none of them needs."""
         self._ledgers: dict[str, set[int]] = {}
         self.restores: int = 0
         self.restored_us = self._alone_since_us = -HEARD_US
@@ -387,7 +387,7 @@ class SimRegion:
         return self.broker if self.is_one else None
 
     def trimmers(self) -> list[SimBroker]:
-        """Brokers whose topics count when the region gives back what nobody needs."""
+        """Brokers whose topics count when the region trims what nobody needs."""
         found = self.broker_of("")
         return [] if found is None else [found]
 
@@ -438,7 +438,7 @@ class SimRegion:
 
     @property
     def is_one(self) -> bool:
-        """Whoever has information from the region, or had it lately, gets it from its one broker."""
+        """Whether every peer that has, or recently had, information from the region gets it from its one broker."""
         return not self.earlier and self.world.loop.now_us - self._alone_since_us >= HEARD_US
 
     @property
@@ -450,7 +450,7 @@ class SimRegion:
         return self.is_one
 
     def reached(self, broker: str) -> SimBroker | None:
-        """Who accepts connections at the address of the region, or of a broker that it had among several."""
+        """What accepts connections at the address of the region, or of one of several brokers that it had."""
         return None if broker else self.broker_of("")
 
     def crash(self, *, silently: bool = False) -> None:

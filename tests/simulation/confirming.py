@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flushes and barriers between regions, and what they guarantee. Part of ``model.Model``.
 
-A flush confirmed by a region: what was durable here when it began is durable there. A barrier: what was durable there
-is known here, and soon durable here. Without faults both must be complete.
+A flush confirmed by a region means: what was durable here when it began is durable there. A barrier means: what was
+durable there is known here, and soon durable here. Without faults both must be complete.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Confirming:
         return done
 
     def _is_told(self, region: str, topic_name: str, name: str) -> bool:
-        """By this region's record, do regions exchange the subscription (R17)?"""
+        """According to this region's record, do regions exchange the subscription (R17)?"""
         broker = self._world.regions[region].broker_of(topic_name)
         topic = None if broker is None else broker.service.topics.get(topic_name)
         found = None if topic is None else topic.subscriptions.get(name)
@@ -93,7 +93,7 @@ class Confirming:
             self._violate(f"a {what} was not complete", f"in {home.name} without {missing}, though nothing was wrong")
 
     def _counts_in(self, region: str, other: str, topic_name: str) -> bool:
-        """Does it count the other among the topic's regions, as far as it was told?"""
+        """Does the region count the other among the topic's regions, as far as it was told?"""
         broker = self._world.regions[region].broker_of(topic_name)
         return broker is None or other in broker.service.parts.regions_of(topic_name)
 

@@ -42,9 +42,9 @@ class SimConsumer:
         self.initial: Position = EARLIEST
         self.auto = False
         self.compacted = False
-        """It reads the compacted view."""
+        """Whether it reads the compacted view."""
         self.probe: dict[Position, int] | None = None
-        """If given: it only looks; what it received, with the bits."""
+        """If given, it only reads: what it received, with the bits."""
         self.held: dict[Position, Held] = {}
         self.late: dict[Position, Held] = {}
         """Messages that the application still has from before a disconnection."""
@@ -104,7 +104,7 @@ class SimConsumer:
         self.is_narrow, self._refills = False, not self.is_narrow
 
     def lost(self, server: ConsumerServer) -> None:
-        """The connection broke or could not be made."""
+        """The connection broke or could not be opened."""
         if self._asked is server:
             self._asked = self.server = None
             if self.closing is not None:
@@ -186,7 +186,7 @@ class SimConsumer:
         for held in chosen:
             bits = held.missing if parts is None else parts.get(held.position, held.missing) & held.missing
             held.missing &= ~bits
-            # A client that has acked all of a batch, over several ACKs, acks the entry; else it sends what is missing.
+            # A client that has acked a whole batch, over several ACKs, acks the entry; else it sends what is missing.
             if held.missing:
                 batches[held.position] = held.missing
             else:

@@ -39,7 +39,7 @@ class Held:
 
 
 class ConsumerClient(Protocol):
-    """The client's side, as the broker's side sees it."""
+    """The client's side, as seen by the broker's side."""
 
     topic: str
     subscription: str
@@ -49,16 +49,16 @@ class ConsumerClient(Protocol):
     compacted: bool
 
     def opened(self, server: ConsumerServer, epoch: Stamp, /) -> None:
-        """The broker made the consumer."""
+        """The broker created the consumer."""
 
     def lost(self, server: ConsumerServer, /) -> None:
-        """It could not be made."""
+        """It could not be created."""
 
     def sent_away(self, server: ConsumerServer, /) -> None:
         """The broker closed it."""
 
     def close_answered(self, server: ConsumerServer, /) -> None:
-        """The broker let go of it, as it was asked to."""
+        """The broker released it, as requested."""
 
     def receive(self, server: ConsumerServer, held: Held, /) -> None:
         """A message arrives."""
@@ -152,7 +152,7 @@ class ConsumerServer:
         self.connection.send(0, arrive)
 
     def ack_stray(self, position: Position) -> None:
-        """A cumulative ack with an id of another region: it names nothing here, so it acknowledges nothing."""
+        """A cumulative ack with another region's id: it names nothing here, so it acknowledges nothing."""
 
         def arrive() -> None:
             if self._consumer is not None:
@@ -224,10 +224,10 @@ class ConsumerServer:
             self.connection.send(1, lambda: self._client.sent_away(self))
 
     def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
-        """The client need not do anything."""
+        """The client does nothing."""
 
     def reached_end(self, consumer: Consumer) -> None:
-        """Nothing may be delivered after it: ``Model.delivering`` checks."""
+        """Nothing may be delivered after this: ``Model.delivering`` checks."""
 
 
 def _all(told: list[Callable[[LedgerError | None], None]]) -> Callable[[LedgerError | None], None]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must survive a crash, and what a restore undoes. Part of ``model.Model``.
 
-A region that is restored from a copy has lost everything later. It is owed that again: whatever another region has must
-come back (``Agreement.disagreement`` checks). Only what no other region had may be lost (R6).
+A region restored from a copy has lost everything later. It is owed that again: whatever another region has must come
+back (``Agreement.disagreement`` checks). Only what no other region had may be lost (R6).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Crashes(Record):
     """See the module's text."""
 
     def region_lost(self, region: str) -> None:
-        """It never returns: what it did that others had not received is unknown for good."""
+        """The region never returns: whatever it did that others had not received stays unknown."""
         for facts in self.facts.values():
             if facts.made.pop(region, None) is not None:
                 facts.is_a_creation_forgotten = True
@@ -56,7 +56,7 @@ class Crashes(Record):
     def check_known(
         self, home: Region, incarnation: str, progress: dict[str, Progress], broker: Broker | None = None
     ) -> None:
-        """Every acknowledgement that the region confirmed, to a client or to another region, must be there.
+        """Every acknowledgement that the region confirmed, to a client or another region, must be there.
 
         :param broker: whose memory to check; None: the disk.
         """

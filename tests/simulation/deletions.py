@@ -2,8 +2,8 @@
 """What the deletion of a topic means for its messages (R8).
 
 Where a client deleted the topic, and in regions told as part of that command, everything stored is deleted, as
-requested. A region that hears of it later deletes only messages that had reached one of those regions. All others have
-a receipt and were not meant, and must be found in a copy under another name.
+requested. A region that learns of it later deletes only messages that had reached one of those regions. All others
+have a receipt and were not meant to be deleted: they must be in a copy under another name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Deletions:
         self._commanded: set[tuple[str, str]] = set()
 
     def begin(self, region: str, topic: str, incarnation: str | None, log: TopicLog | None) -> None:
-        """The region deletes it now.
+        """The region now deletes it.
 
         :param incarnation: the model's name for it; None: the region has no such topic now.
         """

@@ -5,7 +5,7 @@
 ``read``      the disk fails a read; the bytes are intact
 ``write``     it refuses a write of anything: an entry, a new ledger, a seal, a deletion, an engine's own file
 ``metadata``  the metadata store refuses an operation before it is done
-``answer``    it performs the operation but returns an error: the write has happened, unknown to the caller
+``answer``    it performs the operation but returns an error: the write has happened, unknown to its caller
 ============  =============================================================================================
 """
 

@@ -4,8 +4,8 @@
 A sync covers what was written before it began; later writes are left to the next sync. A crash keeps some prefix of the
 unsynced writes, in order, like a torn tail: the engine truncates the rest at its next start.
 
-Two brokers may use a volume at once, as with shared storage: each has a store, and when one fences a ledger the other
-cannot write to it any more, not even writes that are already queued.
+Two brokers may use a volume at once, as with shared storage: each has a store, and once one fences a ledger the other
+can no longer write to it, not even writes already queued.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Around:
     loop: Loop
     owner: Owner
     name: str
-    """Of several brokers of the region."""
+    """The broker's name among several of the region."""
     metadata: SimMetadata
     """The region's metadata store, as this broker reaches it."""
     sync_us: Callable[[], int]
@@ -47,7 +47,7 @@ class Around:
     on_create: Callable[[int], None]
     on_delete: Callable[[int], None]
     on_rot: Callable[[int, int], None]
-    """Told of the ledger and the number of each rotten entry that is read."""
+    """Called with ledger and number of each rotten entry that is read."""
     faults: DiskFaults
 
 
@@ -84,7 +84,7 @@ class Volume:
         self.rotten[ledger, entry] = byte
 
     def rot_checkpoint(self, age: int) -> None:
-        """There are none."""
+        """This disk has no checkpoints."""
 
     @property
     def is_rotten(self) -> bool:
@@ -94,7 +94,7 @@ class Volume:
         self.rotten.clear()
 
     def power_cut(self, random: Random | None) -> str:
-        """The store saw to it."""
+        """The store has already done it."""
         del random
         return ""
 

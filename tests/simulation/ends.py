@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Ends:
-    """Of all regions."""
+    """Termination in all regions."""
 
     def __init__(self, logs: Logs, shown: Callable[[Origin], str], violate: Callable[[str, str], None]) -> None:
         self._logs = logs
@@ -35,7 +35,7 @@ class Ends:
         self._told[topic.region, incarnation_of(topic.name, topic.incarnation)] = now_us
 
     def forgotten(self, region: str, since_us: int) -> None:
-        """The region's metadata are a copy from that time."""
+        """The region's metadata is a copy from that time."""
         for key in [key for key, told_us in self._told.items() if key[0] == region and told_us > since_us]:
             del self._told[key]
 
@@ -45,7 +45,7 @@ class Ends:
             del self._told[key]
 
     def delivering(self, topic: TopicContext, position: Position, origin: Origin) -> None:
-        """An entry goes to a client."""
+        """An entry is sent to a client."""
         if _is_behind(topic, position, origin):
             text = f"{topic.region} sends {position} of {topic.name}, which ended at {topic.terminated}"
             self._violate("delivered behind the end", text)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The local engine in the simulator: its real log, recovery, checkpoints and compaction, on files in memory.
 
-What is replaced is what has a thread or a clock: the committer's thread (`SimCommitter` writes and syncs a group when
-the world says that the disk is done) and asyncio's loop (`EngineLoop`, the little of it that the engine asks for).
-A power cut leaves what `ledger_disks.RecordingDisk` says a disk may hold then: finished syncs, and of the rest anything
-from nothing to all of it, torn at any byte or with holes.
+Only what has a thread or a clock is replaced: the committer's thread (`SimCommitter` writes and syncs a group when the
+world says that the disk is done) and asyncio's loop (`EngineLoop`, the few parts that the engine uses). A power cut
+leaves what `ledger_disks.RecordingDisk` says a disk may hold then: finished syncs, and anything from none to all of the
+rest, torn at any byte or with holes.
 
-Beside the files stands a *mirror*: what the engine has told to be durable. After a power cut the files are recovered
-and must hold all of it, byte by byte.
+Beside the files is a *mirror*: what the engine has reported durable. After a power cut the files are recovered and must
+hold all of it, byte by byte.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from support.contracts.ledger_disks import READS, FaultyDisk, Loss
 T = TypeVar("T")
 
 SEGMENT_BYTES: Final = 4096
-"""The smallest there is: worlds of a minute fill many."""
+"""The smallest size allowed: worlds of a minute fill many."""
 CHECKPOINT_BYTES: Final = 3 * SEGMENT_BYTES
 COMPACTION_BYTES_PER_SECOND: Final = 1 << 20
 
@@ -51,13 +51,13 @@ class EngineVolume:
         self.disk = mirror or MemoryDisk()
         """What is known to be durable."""
         self.deleting: set[int] = set()
-        """On their way out: after a crash they may be there or not."""
+        """Ledgers being deleted: after a crash they may exist or not."""
         self.store: EngineStore | None = None
         self._rot: list[Callable[[], None]] = []
         self._lasting: dict[tuple[int, int], int] = {}
         """Rotten entries that a power cut does not mend, and which byte of each is wrong."""
         self._rotten_checkpoints: list[int] = []
-        """How many newer ones there are of each checkpoint that rots before the next start."""
+        """Age of each checkpoint that rots before the next start: how many newer ones there are."""
 
     def start(self, around: Around) -> EngineStore:
         """The store of a starting broker.
@@ -124,7 +124,7 @@ class EngineVolume:
             self._rot.pop()()
 
     def power_cut(self, random: Random | None) -> str:
-        """What the disk is after it. Says what is wrong with that; empty when nothing is."""
+        """Let the disk lose power. Returns what is wrong with it afterwards; empty: nothing."""
         self._flip_back()
         random = random or Random(0)
         loss = random.choice(list(Loss)) if random.random() < 0.9 else Loss.ALL
@@ -163,7 +163,7 @@ def _copy(disk: MemoryDisk) -> MemoryDisk:
 
 
 class SimCommitter(Committer):
-    """The committer without its thread: a group is written and synced when the disk is done with the one before."""
+    """The committer without its thread: a group is written and synced when the disk is done with the previous one."""
 
     def __init__(self, store: EngineStore, owner: Owner, loop: Loop, sync_us: Callable[[], int]) -> None:
         super().__init__(store.log, store._files, _Turns(loop, owner), store._stats, segment_name)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ class SimCommitter(Committer):
         self._begin()
 
     def power_cut(self) -> None:
-        """Everything of the group was handed to the disk, and no sync of it came back."""
+        """Everything in the group was handed to the disk, and no sync of it has completed."""
         self._disk.power = False
         if self._under_way is not None:
             self._commit(self._under_way)
@@ -215,7 +215,7 @@ class _Turns:
 
 
 class EngineWriter(LocalWriter):
-    """Tells the mirror what became durable."""
+    """Reports to the mirror what became durable."""
 
     def append(self, buffer: bytes, done: AppendDone) -> int:
         store, ledger = self._store, self._ledger
@@ -232,7 +232,7 @@ class EngineWriter(LocalWriter):
 
 
 class EngineReader(LocalReader):
-    """Tells of damaged entries."""
+    """Reports damaged entries."""
 
     __slots__ = ("_on_rot",)
 
@@ -257,7 +257,7 @@ class EngineStore(LocalLedgerStore):
     _around: Around
 
     def begin(self, volume: EngineVolume, around: Around) -> None:
-        """Start to work, in the place of the thread."""
+        """Start to work, instead of the thread."""
         self.volume = volume
         self._around = around
         self._committer = self._sim = SimCommitter(self, around.owner, around.loop, around.sync_us)
@@ -329,7 +329,7 @@ def _contents(files: SimFiles) -> MemoryDisk:
 
 
 def _now(work: Coroutine[Any, Any, T]) -> T:
-    """The result of something that waits for nothing."""
+    """The result of a coroutine that waits for nothing."""
     try:
         work.send(None)
     except StopIteration as ended:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a simulated engine: a disk that may be full, lose its power, and rot."""
+"""The files of a simulated engine: a disk that may be full, lose power, and rot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.contracts.ledger_disks import Loss, RecordingDisk
 
 
 class SimFiles(RecordingDisk):
-    """Files that may be full, and whose power may fail."""
+    """Files on a disk that may be full or lose power."""
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
         super().__init__(files)
@@ -49,7 +49,7 @@ class SimFiles(RecordingDisk):
         super().sync_directory()
 
     def after_power_cut(self, loss: Loss, random: Random, rotten_checkpoints: Iterable[int] = ()) -> SimFiles:
-        """What the disk holds then.
+        """What the disk holds after a power cut.
 
         :param rotten_checkpoints: checkpoints that are damaged: how many newer whole ones there are of each.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As much of asyncio's loop as the local engine asks for, on the world's clock."""
+"""As much of asyncio's loop as the local engine uses, on the world's clock."""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ class PeerAsking:
         self.reply = reply
         self._close = close
         self.peer = ""
-        """Who is at the other end, once it has said so."""
+        """The region at the other end, once it has said so."""
         self.is_open = True
         self.listener = ""
-        """Through which it came: there is one."""
+        """The listener that it came through: there is only one."""
 
     @property
     def connection(self) -> Connected:
-        """As the owners' feed takes it."""
+        """In the form that the owners' feed takes."""
         return cast("Connected", self)
 
     def heard(self, message: PeerMessage) -> None:
@@ -71,11 +71,11 @@ class ExchangeLinks:
         self._ticking = False
         self._timer: Timer | None = None
         self._links: dict[str, Connection] = {}
-        """By peer, as are the following."""
+        """By peer, like the following."""
         self._dialling: set[str] = set()
         self._wanted = set(self._others())
         self.feed: SimFeed | None = None
-        """Of one of several brokers of a region."""
+        """For one of several brokers of a region."""
         for region in self._others():
             core.add_peer(region)
         core.divided.open_link = self._open
@@ -93,7 +93,7 @@ class ExchangeLinks:
 
     @property
     def is_coming(self) -> bool:
-        """Some region, or a broker there that owns topics of ours, is reached and has not said what it has to."""
+        """Whether a connected region, or a broker there that owns topics of ours, has not yet said all it must."""
         return any(self.core.is_settling(region) for region in self._links if region == region_of(region))
 
     # -- from topics

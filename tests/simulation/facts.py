@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model knows of one incarnation of a subscription, and what follows for each of its messages."""
+"""What the model knows of one incarnation of a subscription, and the consequences for each of its messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str]
 DROP_US: Final = 2_000_000
-"""By then an expiry has happened, or never will."""
+"""After this time an expiry has happened, or never will."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Acked:
-    """One acknowledgement: which bits of which origins, in which epoch, and where it is durable since when."""
+    """One acknowledgement: which bits of which origins, in which epoch, and where and since when it is durable."""
 
     epoch: Stamp
     bits: dict[Origin, int]
@@ -60,7 +60,7 @@ class Acked:
     """The topic as that broker had it open then."""
 
     def is_in(self, said: Progress, published: dict[Origin, int]) -> bool:
-        """A record that said so much is about it, or about a part of it."""
+        """Whether a record with this content is about it, or about a part of it."""
         for origin, bits in self.bits.items():
             left = said.remaining(origin.region, origin.position, bits.bit_length(), published[origin])
             if left is not None and left & bits != bits:
@@ -87,7 +87,7 @@ class PublishedSince:
 
 @dataclass(slots=True)
 class Rewound:
-    """One rewind: what it surely covers, what it may cover, and where it is durable since when."""
+    """One rewind: what it surely covers, what it may cover, and where and since when it is durable."""
 
     stamp: Stamp
     surely: set[Origin] | PublishedSince
@@ -95,7 +95,7 @@ class Rewound:
     known: dict[str, int] = field(default_factory=dict)
 
     def is_in(self, said: Progress, _: dict[Origin, int]) -> bool:
-        """A record that said so much is about it."""
+        """Whether a record with this content is about it."""
         return self.stamp in rewinds_of(said)
 
 
@@ -114,13 +114,13 @@ class SubscriptionFacts:
     by_origin: dict[Origin, list[Acked]] = field(default_factory=lambda: defaultdict(list))
     rewinds: list[Rewound] = field(default_factory=list)
     made: dict[str, Stamp] = field(default_factory=dict)
-    """Region -> stamp of the creation there, where it was made before another region told of it."""
+    """Region -> stamp of the creation there, if it was created before another region reported it."""
     dropping: dict[str, list[Dropping]] = field(default_factory=dict)
     """Region -> what may be missing there without an acknowledgement."""
     places: dict[Stamp, dict[str, Position]] = field(default_factory=dict)
-    """For each creation: origin region -> position up to which nothing need be delivered, as it began later."""
+    """For each creation: origin region -> position up to which nothing need be delivered, because it began later."""
     nowhere: frozenset[Origin] | None = None
-    """What no region stored any more at its first creation: it is not owed that."""
+    """Entries that no region stored any more at its first creation: it is not owed those."""
     is_a_creation_forgotten: bool = False
     """Lost by a restore: it may still exist in other regions, or not."""
 
@@ -140,7 +140,7 @@ class SubscriptionFacts:
         return bits
 
     def perhaps_acked(self, origin: Origin, regions: frozenset[str]) -> int:
-        """Bits that may count as acked. Rewinds that none of these regions knows of take nothing back there."""
+        """Bits that may count as acked. Rewinds that none of these regions knows undo nothing there."""
         bits = 0
         rewinds = [rewind for rewind in self.rewinds if not regions.isdisjoint(rewind.known)]
         for ack in self.by_origin.get(origin, ()):
@@ -161,7 +161,7 @@ class SubscriptionFacts:
         return any(origin.position <= self.places[one].get(origin.region, EARLIEST) for one in counting)
 
     def perhaps_dropped(self, origin: Origin, region: str, published_ms: int) -> bool:
-        """Whether the region may let it go without an acknowledgement (R14). A rewind takes that back."""
+        """Whether the region may drop it without an acknowledgement (R14). A rewind undoes that."""
         for some in self.dropping.get(region, ()):
             done_us = some.begun_us + DROP_US
             owed_again = any(r.known and origin in r.surely and min(r.known.values()) > done_us for r in self.rewinds)
@@ -195,7 +195,7 @@ def covered_origins(subscription: Subscription, origin: Origin | None, upto: Pos
 
 
 def life_of(name: str, progress: Progress) -> str:
-    """How the model calls one life of a subscription: one made after a deletion is another (R16)."""
+    """The model's name for one incarnation of a subscription: one created after a deletion is another (R16)."""
     life = progress.beginning.life
     return name if life == ZERO else f"{name} since {life}"
 
@@ -216,7 +216,7 @@ CREATIONS: Final = frozenset((Kind.SUBSCRIPTION, Kind.WHOLE))
 
 
 def said_of(record: changes.Change) -> Progress:
-    """What a record of a progress log says of acknowledgements and rewinds."""
+    """What a record of a progress log says about acknowledgements and rewinds."""
     if record.kind == Kind.WHOLE:
         return Progress.decode(Whole.decode(record.payload).progress)
     if record.kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS, Kind.FLOORS):
@@ -225,7 +225,7 @@ def said_of(record: changes.Change) -> Progress:
 
 
 def deletion_of(record: changes.Change) -> Stamp:
-    """The deletion of the subscription that a record of a progress log tells of; ``ZERO``: of none."""
+    """The deletion of the subscription that a record of a progress log reports; ``ZERO``: none."""
     if record.kind == Kind.WHOLE:
         return decode_record(Whole.decode(record.payload).record).deleted
     return decode_record(record.payload).deleted if record.kind == Kind.SUBSCRIPTION else ZERO

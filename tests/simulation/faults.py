@@ -2,10 +2,10 @@
 """Faults of machines, disks, networks and clocks beyond those of ordinary stories, added to some of the seeds.
 
 =========  =============================================================================================
-silences   connections end silently: their machine lost its power, or a firewall dropped them
+silences   connections end silently: their machine lost power, or a firewall dropped them
 restarts   a region is killed again while it starts and recovers, several times in a row
 versions   some regions run a broker of an older peer protocol, for a while or for good
-failures   single reads and writes of a disk fail, or operations of the metadata store, some with and without effect
+failures   single reads and writes of a disk fail, or operations of the metadata store, which may still take effect
 clocks     a wall clock jumps by minutes or an hour, forwards and backwards
 =========  =============================================================================================
 """

@@ -3,7 +3,7 @@
 
 Lines name their objects loosely (``ack c2 x3 newest``), so that a story stays valid when lines are removed. Each seed
 first draws a mood (the number of regions, the kinds of trouble and their frequency), because rare combinations are
-found in worlds that have little else, not in worlds that have everything.
+found in worlds with little else, not in worlds with everything.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Generator:
         self.say(f"nack {self._any()} x{self._few(5)}")
 
     def _late(self) -> None:
-        """Consumers hold some messages over a rewind, and ack them once redelivery has begun."""
+        """Consumers hold some messages across a rewind, and ack them once redelivery has begun."""
         self._ack()
         self.say("tick 100")
         for name in self.mood.consumers:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeks that go back behind what a region has trimmed, added to some of the seeds.
+"""Seeks that go back before what a region has trimmed, added to some of the seeds.
 
 ==========  =============================================================================================
-behind      a region is through with everything and trims it, perhaps as the only one; then it, or another
+behind      a region has acknowledged everything and trims it, perhaps as the only one; then it, or another
             region, seeks back by time to before that
 ==========  =============================================================================================
 """

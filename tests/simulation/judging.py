@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold once all is quiet: logs, records, and the messages of a consumer that looked at everything.
+"""What must hold once all is quiet: logs, records, and the messages of a consumer that read everything.
 
 Part of ``model.Model``. Its core is ``owed``: the messages that must come, whatever a crash left undecided.
 """
@@ -27,7 +27,7 @@ class Judging:
         self._model = model
 
     def check_logs(self, topic: str) -> None:
-        """Entries: none lost, none twice, each origin's in order, each chained to the one before."""
+        """Check entries: none lost, none twice, each origin's in order, each chained to the one before."""
         for home in self._world.regions.values():
             if home.name not in self._world.gone:
                 self._check_order(home, topic)
@@ -45,8 +45,8 @@ class Judging:
             if origin in seen:
                 self._model.violate("stored twice", f"{what} once more")
             seen.add(origin)
-            # What a region lost and got back may come late, and what lies before the place where a copy began because
-            # the origin could not be asked: but then too in its order.
+            # Entries that a region lost and got back may come late, and so may those before the start of a copy whose
+            # origin could not be asked: but even then in order.
             is_late = origin.region in self._model.rolled_back or origin.position <= self.begins(
                 home.name, topic, origin.region
             )
@@ -68,7 +68,7 @@ class Judging:
                 model.violate("another message under the receipt's id", f"{self._world.shown(origin)} in {home.name}")
 
     def check_record(self, topic: str, subscription: Subscription) -> None:
-        """Of several creations the earliest counts (R15), where regions exchange the subscription."""
+        """Of several creations the earliest counts (R15), if regions exchange the subscription."""
         if not subscription.replicated:
             return
         name, created = subscription.name, subscription.record.created
@@ -92,16 +92,16 @@ class Judging:
         return bool(others) and all(facts.perhaps_dropped(origin, other, published_ms) for other in others)
 
     def check_delivered(self, home: Region, topic: str, subscription: Subscription, got: dict[Position, int]) -> None:
-        """Check what a consumer received that looked at everything, after all was quiet."""
+        """Check what a consumer that read everything received, after all was quiet."""
         for position, origin, messages in self._model.logs.of_topic(home, subscription.topic):
             missing = self.owed(home, topic, subscription, origin, messages) & ~got.get(position, 0)
             if missing:
                 what = f"{self._world.shown(origin)} of {topic}/{subscription.name} (bits {missing:b})"
                 self._model.violate("skipped", f"{home.name} never delivers {what}, which nobody acked")
-            # What must not come is seen when it is sent.
+            # What must not come is noticed when it is sent.
 
     def check_passed(self, home: Region, subscription: Subscription) -> None:
-        """What the region went on behind by itself, everybody who is owed anything there had acknowledged (R4)."""
+        """Whatever the region passed by itself, every subscription that may be owed it had acknowledged (R4)."""
         model, opened = self._model, subscription.topic
         topic = opened.name.rpartition("/")[2]
         facts = model.facts_of(subscription)

@@ -42,7 +42,7 @@ class Logs:
         return known
 
     def look(self, region: str, position: Position, entry: bytes) -> Entry:
-        """What an entry is, wherever it was found."""
+        """Record what an entry is, wherever it was found."""
         header = unpack(entry)
         payload = entry[entry.rfind(b"#") :]
         if header.flags & MARKER:
@@ -89,7 +89,7 @@ class Logs:
         return {origin for place in places if (origin := self.origin_at(home, place)) is not None}
 
     def nowhere(self, world: Stage, topic: str) -> frozenset[Origin]:
-        """What was published in a topic and is on no region's disk any more."""
+        """Entries published in a topic that are on no region's disk any more."""
         ledgers = [place for place, of in world.topic_of_ledger.items() if of == topic]
         stored = {one for region, ledger in ledgers for one, _, _ in self.ledger(world.regions[region], ledger)}
         made = set(ledgers)
@@ -101,6 +101,6 @@ class Logs:
         return entries[position.entry][0] if 0 <= position.entry < len(entries) else None
 
     def forget(self, region: str) -> None:
-        """Its ledgers have changed."""
+        """The topic's ledgers have changed."""
         for key in [key for key in self._entries if key[0] == region]:
             del self._entries[key]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulator's event loop: one queue of callbacks, one clock, and coroutines that run on nothing else.
 
-Time is a number that jumps to the next due callback. Nothing sleeps and nothing runs concurrently, so a story is
-the same each time it is run. A simulated process (a broker) is an *owner*: once it is dead, its callbacks and
-coroutines are skipped, like those of a killed process.
+Time is a number that jumps to the next due callback. Nothing sleeps and nothing runs concurrently, so every run of a
+story is the same. A simulated process (a broker) is an *owner*: once it is dead, its callbacks and coroutines are
+skipped, like those of a killed process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Owner(Protocol):
 
 
 class Spinning(Exception):
-    """Something reschedules itself for ever while no time passes."""
+    """Something reschedules itself forever while no time passes."""
 
 
 class Timer:
-    """A callback at a time."""
+    """A callback and when it is due."""
 
     __slots__ = ("callback", "owner")
 
@@ -43,7 +43,7 @@ class Timer:
         self.callback = None
 
     def fire(self) -> None:
-        """Call it late, unless it was cancelled meanwhile."""
+        """Call it now, late, unless it was cancelled meanwhile."""
         if self.callback is not None:
             self.callback()
 
@@ -56,17 +56,17 @@ class Loop:
         self.on_error: Callable[[BaseException, str], None] | None = None
         """Called with every uncaught exception."""
         self._suspended: dict[Owner, list[tuple[Owner | None, Callable[[], None]]]] = {}
-        """Processes that stand still, and what they will do once they go on."""
+        """Stopped processes, and what they will do once they continue."""
         self._ready: deque[tuple[Owner | None, Callable[[], None]]] = deque()
         self._heap: list[tuple[int, int, Timer]] = []
         self._number = 0
 
     def soon(self, owner: Owner | None, callback: Callable[[], None]) -> None:
-        """In the next turn."""
+        """Call it in the next turn."""
         self._ready.append((owner, callback))
 
     def after(self, delay_us: int, owner: Owner | None, callback: Callable[[], None]) -> Timer:
-        """After a delay."""
+        """Call it after a delay."""
         self._number = number = self._number + 1
         timer = Timer(owner, callback)
         heapq.heappush(self._heap, (self.now_us + delay_us if delay_us > 0 else self.now_us, number, timer))
@@ -113,22 +113,22 @@ class Loop:
             raise error
         self.on_error(error, getattr(callback, "__qualname__", repr(callback)))
 
-    # -- processes that stand still
+    # -- stopped processes
 
     def suspend(self, owner: Owner) -> None:
-        """The process stands still, like one that got SIGSTOP: what it would do waits, in order."""
+        """Stop the process, as by SIGSTOP: what it would do waits, in order."""
         self._suspended.setdefault(owner, [])
 
     def resume(self, owner: Owner) -> None:
-        """It goes on, and catches up at once with everything that waits."""
+        """Continue the process, which catches up at once with everything that waits."""
         self._ready.extend(self._suspended.pop(owner, ()))
 
     def is_suspended(self, owner: Owner) -> bool:
-        """Whether the process stands still."""
+        """Whether the process is stopped."""
         return owner in self._suspended
 
     def holds_back(self, owner: Owner | None, callback: Callable[[], None], *, is_task: bool = False) -> bool:
-        """Whether the process stands still. If it does, the callback waits until it goes on.
+        """Whether the process is stopped. If so, the callback waits until it continues.
 
         :param is_task: it is called even if the process is dead by then: a task ends itself.
         """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A region's metadata store in memory: it outlives its brokers, and answers when the world says so.
 
-Leases run on the world's clock and end on time, even while the store cannot be reached.
+Leases run on the world's clock and expire on time, even while the store cannot be reached.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from simulation.disk_faults import DiskFaults
 from simulation.loop import Future, Loop, Owner
 
 UNREACHED_US: Final = 300_000
-"""So long a watch waits before it asks again whether the store is there."""
+"""How long a watch waits before it checks again whether the store is reachable."""
 MARGIN: Final = 0.2
-"""Share of a lease's time, at its end, that its holder does not count on, as with etcd."""
+"""Final share of a lease's time that its holder does not rely on, as with etcd."""
 
 
 class Watch:
-    """What one broker still has to hear of the changes below a prefix."""
+    """Changes below a prefix that one broker has yet to receive."""
 
     def __init__(self, owner: Owner, prefix: str) -> None:
         self.owner = owner
@@ -55,7 +55,7 @@ class MetadataVolume:
     records: dict[str, Record] = field(default_factory=dict)
     version: int = 0
     away: bool = False
-    """Not reachable at present."""
+    """Whether it cannot be reached at present."""
     leases: dict[int, int] = field(default_factory=dict)
     """Lease -> when it ends."""
     leased: dict[str, int] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class MetadataVolume:
             watch.tell(changes)
 
     def end(self, lease: int) -> None:
-        """The lease is over, and everything put with it goes."""
+        """The lease is over, and everything put with it is removed."""
         self.leases.pop(lease, None)
         gone = sorted(path for path, one in self.leased.items() if one == lease)
         for path in gone:
@@ -86,7 +86,7 @@ class MetadataVolume:
 
 
 class SimLease:
-    """`metadata.store.Lease`, renewed like the one in etcd. The holder counts from before each question."""
+    """`metadata.store.Lease`, renewed as in etcd. The holder counts from before each request."""
 
     def __init__(self, store: SimMetadata, lease_id: int, ttl_us: int, asked_us: int) -> None:
         self._store = store
@@ -142,11 +142,11 @@ class SimMetadata:
         on_take_back: Callable[[str], None],
         faults: DiskFaults,
     ) -> None:
-        """:param on_put: hears of every write.
-        :param on_move: hears when something gets another name: the one before, what it held, and the new one.
-        :param on_take_back: hears when something goes as if it had never been there, with nothing in its place."""
+        """:param on_put: called for every write.
+        :param on_move: called when something is renamed, with the old name, the content, and the new name.
+        :param on_take_back: called when something is removed as if it had never existed, without replacement."""
         self.is_cut_off = False
-        """This broker alone does not reach the store."""
+        """Whether this broker alone cannot reach the store."""
         self._owner = owner
         self._loop = loop
         self._volume = volume
@@ -237,7 +237,7 @@ class SimMetadata:
         return lease
 
     async def renew(self, lease: int, ttl_us: int) -> bool:
-        """Whether it was still there. :raises MetadataUnavailable: that is unknown."""
+        """Whether it still existed. :raises MetadataUnavailable: unknown."""
         await self._arrive()
         if lease not in self._volume.leases:
             return False
@@ -255,7 +255,7 @@ class SimMetadata:
         self._loop.after(ttl_us, None, expire)
 
     async def end_lease(self, lease: int) -> None:
-        """If this fails, the lease ends by itself."""
+        """End the lease; if this fails, it expires by itself."""
         with contextlib.suppress(MetadataUnavailable):
             await self._arrive()
             self._volume.end(lease)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model: records what was promised, and compares it with what happens.
 
-It believes only what was confirmed to a client or is durable on a disk: receipts, confirmed acknowledgements, flushes
-and barriers. From these follow two sets for each subscription: messages that *must* come (no consumer can have acked
-them in the current epoch) and messages that *must not* come in a region any more (acked, and durable there). Whatever a
-crash left undecided is in neither set; there both outcomes are allowed.
+It trusts only what was confirmed to a client or is durable on a disk: receipts, confirmed acknowledgements, flushes and
+barriers. From these follow two sets for each subscription: messages that *must* come (no consumer can have acked them
+in the current epoch) and messages that *must not* come in a region any more (acked, and durable there). What a crash
+left undecided is in neither set: both outcomes are allowed.
 
 Its parts: ``record.py`` (everything that is kept), ``facts.py`` (one incarnation of a subscription, and what follows
 for each message), ``logs.py`` (what is stored where), ``creations.py`` and ``deletions.py``, ``confirming.py`` (flushes
-and barriers), ``crashes.py`` (what must survive one), ``judging.py`` (what must hold in the end).
+and barriers), ``crashes.py`` (what must survive a crash), ``judging.py`` (what must hold at the end).
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class Model(Crashes):
         self.delivered = 0
         self.confirmed = 0
         self.commands_us: dict[tuple[str, str], int] = {}
-        """Topic, subscription -> when somebody last said which region dispatches what (R26)."""
+        """(topic, subscription) -> when its dispatch scope or takeovers last changed (R26)."""
 
     def is_quarantined(self, region: str, name: str, before: str, incarnation: str) -> None:
-        """A region's copy of a topic has another name from now on."""
+        """A region's copy of a topic is renamed."""
         self.quarantined[region, name] = incarnation_of(before, incarnation)
         self._owe_nothing(region, before)
 
     def topic_goes(self, region: str, topic: str, record: TopicRecord) -> None:
-        """The region has written down that it deletes the topic."""
+        """The region has recorded that it deletes the topic."""
         self.deletions.begun(region, topic, record)
         self._owe_nothing(region, topic)
 
     def partition_goes(self, home: Region, topic: str, record: TopicRecord) -> None:
-        """The region has written down that it deletes the topic that this is a partition of."""
+        """The region has recorded that it deletes the topic of which this is a partition."""
         stored = [origin for ledger in home.named_ledgers(topic) for origin, _, _ in self.logs.ledger(home, ledger)]
         self.deletions.begun_with_base(home.name, topic, record, stored)
         self._owe_nothing(home.name, topic)
@@ -73,7 +73,7 @@ class Model(Crashes):
         self.ends.taken_back(home.name, topic)
 
     def _owe_nothing(self, region: str, topic: str) -> None:
-        """What was given back of a topic that is gone, nobody will ask for any more."""
+        """Nobody will ask for entries trimmed from a topic that is gone."""
         self.given_to[region, topic].update(dict.fromkeys(self.trimmed[region, topic], frozenset[str]()))
 
     # -- ledgers
@@ -84,7 +84,7 @@ class Model(Crashes):
         self._ledgers[region].add(ledger)
 
     def ledger_deleted(self, home: Region, ledger: int) -> None:
-        """With its topic, or because nobody needs it: then the metadata let go of it first."""
+        """A ledger is deleted with its topic, or because nobody needs it: then the metadata drop it first."""
         topic = self._world.topic_of_ledger.get((home.name, ledger))
         if topic is None:
             return
@@ -112,7 +112,7 @@ class Model(Crashes):
         self._world.shadow_ledger_goes(home, topic, ledger)
 
     def trimming(self, home: Region) -> None:
-        """It begins to give back what nobody needs: nobody who is there now."""
+        """The region begins to trim what none of its present subscriptions needs."""
         topics = [topic for broker in home.trimmers() for topic in broker.service.topics.values()]
         home.trimming_among = {topic.name: topic.regions() for topic in topics}
         home.trimming_for = {one for topic in topics for one in topic.subscriptions.values()}
@@ -120,7 +120,7 @@ class Model(Crashes):
     def _check_given_back(
         self, home: Region, opened: Topic, going: dict[Origin, int], places: dict[Origin | None, Position]
     ) -> None:
-        """Nothing goes that a subscription known there waits for; a compacted reader waits for what its view holds."""
+        """Nothing is trimmed for which a subscription known there waits; a compacted reader waits for its view."""
         topic = opened.name.rpartition("/")[2]
         for subscription in home.trimming_for.intersection(opened.subscriptions.values()):
             for origin, messages in going.items():
@@ -132,7 +132,7 @@ class Model(Crashes):
                     return
 
     def published_behind(self, home: Region, topic: Topic, place: Position) -> int | None:
-        """When the first entry stored behind a place was published, in ms; None: nothing is stored there."""
+        """When the first entry stored after a position was published, in ms; None: nothing is stored there."""
         behind = (origin for at, origin, _ in self.logs.of_topic(home, topic) if at > place)
         return next(map(self.logs.published.__getitem__, behind), None)
 
@@ -153,21 +153,21 @@ class Model(Crashes):
     # -- subscriptions
 
     def creation_asked(self, home: Region, topic: str, name: str, initial: Position, opened: Topic) -> None:
-        """Somebody asks for a subscription that is not there."""
+        """Somebody requests a subscription that does not exist."""
         self.creations.asked(home, topic, name, initial, opened)
 
     def creation_seen(self, home: Region, topic: str, subscription: Subscription) -> None:
-        """A region has just found or made it."""
+        """A region has just found or created it."""
         self.creations.seen(home, topic, subscription, self.facts_of(subscription))
 
     def creation_refused(self, topic: str, name: str, initial: Position, opened: Topic | None) -> None:
-        """The client hears that it was not made; it may have been."""
+        """The client learns that it was not created; it may have been."""
         self.creations.refused(topic, name, initial, opened)
 
     # -- producers and replicators
 
     def stored(self, home: Region, position: Position) -> None:
-        """A receipt leaves."""
+        """A receipt is sent."""
         if not home.volume.holds(*position):
             self.violate(
                 "a receipt before it was durable", f"{home.name} confirms {position}, which a crash would lose"
@@ -184,13 +184,13 @@ class Model(Crashes):
         places[region] = max(places.get(region, EARLIEST), origin)
 
     def going_on(self, home: Region, topic: Topic) -> None:
-        """It says to a replicator how far it has everything, or goes on without."""
+        """The region tells a replicator how far it has everything, or continues without it."""
         places = self.given_up[home.name, topic.name.rpartition("/")[2]]
         for one in topic.gaps.accepted:
             places[one.origin] = max(one.upto, places.get(one.origin, EARLIEST))
 
     def replica_place(self, home: Region, remote: str, topic: str, last: Position) -> None:
-        """A remote said that it has everything of ours up to there."""
+        """A remote reported that it has everything of ours up to there."""
         places = self._replicated[remote, topic]
         places[home.name] = max(places.get(home.name, EARLIEST), last)
 
@@ -224,10 +224,10 @@ class Model(Crashes):
     ) -> list[Heard]:
         """A cumulative ack.
 
-        :param behind: it is about what is stored behind this place.
-        :param was_sent: of these it counts in the newest epoch (R13).
-        :param came_later: these the client had not got yet when it got the one it acks: another share, won meanwhile.
-        :param seen: it reads the compacted view, and these were sent to it: of others nothing is acknowledged.
+        :param behind: it covers what is stored after this position.
+        :param was_sent: entries for which it counts in the newest epoch (R13).
+        :param came_later: entries that reached the client after the one it acks: another share, won meanwhile.
+        :param seen: entries sent to a reader of the compacted view: nothing else is acknowledged.
         """
         subscription = subscription_of(consumer)
         log = self.logs.of_topic(home, subscription.topic)
@@ -271,7 +271,7 @@ class Model(Crashes):
         return [self._acked(home, topic, subscription, epoch, bits) for epoch, bits in parts if bits]
 
     def skipping(self, home: Region, topic: str, consumer: Consumer, bits: dict[Position, int]) -> Heard:
-        """An operator skips the next messages. Those that may have been dropped are not among them."""
+        """An operator skips the next messages. These do not include any that may have been dropped."""
         facts = self.facts_of(subscription_of(consumer))
         origins = {place: origin for place in bits if (origin := self.logs.origin_at(home, place)) is not None}
         is_compacted = subscription_of(consumer).cursor.compacted is not None  # then it skips what the view holds
@@ -319,10 +319,10 @@ class Model(Crashes):
         return heard
 
     def stopping(self, broker: Broker | None, topics: Collection[str] | None = None) -> Callable[[], None]:
-        """A planned stop begins: what the broker took until now is on its disk once that has ended well (R20).
-        What topics took that it had to drop before is nobody's plan.
+        """A planned stop begins: what the broker accepted until now is on its disk once the stop succeeds (R20). This
+        does not cover topics that it had to drop before.
 
-        :param topics: it gives up these alone."""
+        :param topics: it gives up only these."""
         taken = [
             ack
             for (incarnation, _), facts in self.facts.items()
@@ -341,9 +341,9 @@ class Model(Crashes):
     def seeking(
         self, home: Region, topic: str, subscription: Subscription, target: Position, time_ms: int | None = None
     ) -> Callable[[Stamp, Stamp, Progress], Heard]:
-        """A seek begins; the result is told how it ended, and gives whom to tell that it is durable.
+        """A seek begins. The result is called with its outcome, and returns what to call once it is durable.
 
-        :param time_ms: it is one by time, and ``target`` the first entry published then or later.
+        :param time_ms: for a seek by time, with ``target`` the first entry published then or later.
         """
         facts = self.facts_of(subscription)
         before = {
@@ -396,8 +396,8 @@ class Model(Crashes):
     def _in_view_alone(
         self, home: Region, topic: str, subscription: Subscription, target: Position
     ) -> dict[Origin, int]:
-        """What a compacted view still has before a place and the region has trimmed: a seek of a compacted reader acks
-        that, too. Its index is in memory once the seek has read it."""
+        """What a compacted view still has before a position and the region has trimmed: a seek of a compacted reader
+        acks that, too. Its index is in memory once the seek has read it."""
         view = None if subscription.cursor.compacted is None else subscription.cursor.compacted.compaction.view
         stored = {place for place, _, _ in self.logs.of_topic(home, subscription.topic)}
         places = () if view is None else map(view.position, range(len(view)))
@@ -405,8 +405,8 @@ class Model(Crashes):
         return {origin: (1 << messages) - 1 for origin, messages in once if origin is not None}
 
     def _given_back(self, home: Region, topic: str, subscription: Subscription) -> frozenset[Origin]:
-        """What a region trimmed and knows to be acknowledged, whatever its publish time. None while a compacted view is
-        read, which may still have it."""
+        """What a region trimmed and knows to be acknowledged, whatever its publish time. None while a compacted view,
+        which may still have it, is read."""
         if subscription.cursor.compacted is not None:
             return frozenset()
         progress = subscription.cursor.progress
@@ -424,7 +424,7 @@ class Model(Crashes):
     def delivering(
         self, broker: Broker, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int
     ) -> None:
-        """An entry goes to a client."""
+        """An entry is sent to a client."""
         self.delivered += 1
         home = broker.home
         origin, _, _ = self.logs.look(home.name, position, entry)

@@ -7,9 +7,9 @@ from typing import Final
 
 NAMESPACE: Final = "persistent://public/default/"
 HEARD_US: Final = 1_000_000
-"""So long after a restore the others have heard that the region was gone, and what it had confirmed before with it."""
+"""This long after a restore the others know that the region was gone, and with it what it had confirmed before."""
 RETRY_US: Final = 500_000
-"""So long after the end of a connection clients look for a broker again."""
+"""Delay after the end of a connection before clients look for a broker again."""
 
 
 def full_name(topic: str) -> str:
@@ -29,6 +29,6 @@ def number_of(topic: str) -> int:
 
 
 def incarnation_of(topic_name: str, incarnation: str) -> str:
-    """How the model calls a topic: what is made after a deletion is another one (R8)."""
+    """The model's name for a topic: one created after a deletion is another (R8)."""
     short = topic_name.rpartition("/")[2]
     return f"{short} since {incarnation}" if incarnation else short

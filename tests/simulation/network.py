@@ -5,8 +5,8 @@ A connection never loses a message in the middle: like TCP it delivers a prefix 
 break at a different time, so messages sent before it may arrive after those of the next connection. A *cut* prevents
 one process from dialling another; a *stall* stops one direction of every connection between two regions until it is
 released or a keep-alive timeout ends the connection. A connection can also fall silent for good, as when a machine
-loses its power or a firewall drops the flow: neither end is told, only a timeout ends it, and new connections may be
-made.
+loses power or a firewall drops the flow: neither end is told, only a timeout ends it, and new connections may be
+opened.
 
 TCP does not duplicate messages, but the simulator can (``doubles``): messages between regions then arrive a second
 time, later and after messages sent since. This covers every way in which a message can be repeated, and more.
@@ -28,7 +28,7 @@ REDIAL_US: Final = 3_000_000
 
 
 class Process(Protocol):
-    """One end of a connection: a run of a broker, or a client."""
+    """An end of a connection: a run of a broker, or a client."""
 
     alive: bool
 
@@ -42,7 +42,7 @@ SLOW_US: Final = 50_000
 
 @dataclass
 class Weather:
-    """How the world treats messages. Without ``random`` every message takes ``base_us``."""
+    """Delays and repetitions of messages. Without ``random`` every message takes ``base_us``."""
 
     random: Random | None = None
     base_us: int = 1_000
@@ -61,13 +61,13 @@ class Weather:
         return base + int(draw * base)
 
     def echo_us(self) -> int | None:
-        """After so long it arrives once more; None: it does not."""
+        """Delay after which a message arrives again; None: it does not."""
         if self.random is None or not self.doubles or self.random.random() >= self.doubles:
             return None
         return int(self.random.random() ** 4 * 2_000_000)
 
     def linger_us(self) -> int:
-        """What is on its way when a connection breaks arrives for so long."""
+        """For how long messages in flight still arrive after a connection breaks."""
         if self.random is None:
             return 0
         draw = self.random.random()
@@ -75,18 +75,18 @@ class Weather:
 
 
 class Network:
-    """Every connection there is."""
+    """All connections."""
 
     def __init__(self, loop: Loop, weather: Weather) -> None:
         self.loop = loop
         self.weather = weather
         self.cuts: set[tuple[str, str]] = set()
-        """``(who dials, whom)``: cannot."""
+        """``(dialler, target)``: pairs that cannot connect."""
         self.stalls: set[tuple[str, str]] = set()
-        """``(from, to)``: nothing arrives."""
+        """``(from, to)``: directions in which nothing arrives."""
         self.connections: list[Connection] = []
         self.slow_us = -SLOW_US
-        """When a message was last sent that takes long."""
+        """When a slow message was last sent."""
         self.silent_until_us = 0
 
     def connect(self, dialler: Process, target: Process) -> Connection:
@@ -102,14 +102,14 @@ class Network:
         return (dialler, target) not in self.cuts and (dialler, target) not in self.stalls
 
     def cut(self, dialler: str, target: str) -> None:
-        """Connections that ``dialler`` made to ``target`` break, and no new ones come up."""
+        """Break connections from ``dialler`` to ``target``, and prevent new ones."""
         self.cuts.add((dialler, target))
         for connection in list(self.connections):
             if connection.is_open and connection.regions == (dialler, target):
                 connection.snap()
 
     def reset(self, one: str, other: str) -> None:
-        """Every connection between the two breaks; new ones may be made at once."""
+        """Break every connection between the two; new ones may be opened at once."""
         for connection in list(self.connections):
             if connection.is_open and set(connection.regions) == {one, other}:
                 connection.snap()
@@ -128,20 +128,20 @@ class Network:
                     way.release()
 
     def lost(self, process: Process, *, silently: bool = False) -> None:
-        """The process died: its connections break, as its machine says, or fall silent with the machine."""
+        """The process died: its connections break, or fall silent if its machine died too."""
         for connection in list(self.connections):
             if connection.is_open and process in connection.ends:
                 connection.hush() if silently else connection.snap()
 
     def hush(self, one: str, other: str) -> None:
-        """Every connection between the two falls silent; new ones may be made at once."""
+        """Silence every connection between the two; new ones may be opened at once."""
         for connection in list(self.connections):
             if connection.is_open and set(connection.regions) == {one, other}:
                 connection.hush()
 
     @property
     def is_silent(self) -> bool:
-        """Somebody still counts on a connection on which nothing arrives any more."""
+        """Whether an end still relies on a connection on which nothing arrives any more."""
         return self.loop.now_us < self.silent_until_us
 
 
@@ -156,7 +156,7 @@ class Way:
         self.regions = (source.region, target.region)
         self._last_us = 0
         self.broken_us: int | None = None
-        """What would arrive later than this does not."""
+        """Messages that would arrive after this time do not."""
         self._held: list[Callable[[], None]] = []
 
     def send(self, arrive: Callable[[], None], may_double: bool) -> None:
@@ -187,11 +187,11 @@ class Way:
 
     @property
     def is_holding(self) -> bool:
-        """What was sent on it waits for the end of a stall."""
+        """Whether sent messages wait for the end of a stall."""
         return bool(self._held)
 
     def _give_up(self) -> None:
-        """Whoever hears nothing closes the connection, also one that the other end has closed before."""
+        """An end that hears nothing closes the connection, even if the other end has already closed it."""
         held, self._held = self._held, []
         if not held:
             return
@@ -208,7 +208,7 @@ class Way:
 
 
 class Connection:
-    """From the one that dialled to the one that answered. ``on_closed`` hears the end, once an end."""
+    """A connection between the process that dialled and its target. ``on_closed`` is called once per end."""
 
     def __init__(self, network: Network, dialler: Process, target: Process) -> None:
         self.network = network
@@ -218,14 +218,14 @@ class Connection:
         self.is_hushed = False
         self.ways = (Way(self, dialler, target), Way(self, target, dialler))
         self.on_closed: list[Callable[[], None]] = [_nothing, _nothing]
-        """Of the dialler, of the target."""
+        """Of the dialler and of the target."""
 
     def send(self, side: int, arrive: Callable[[], None], *, may_double: bool = False) -> None:
-        """``side`` 0: the dialler speaks; 1: the target. ``may_double``: whoever hears it must stand it twice."""
+        """``side`` 0: the dialler sends; 1: the target. ``may_double``: the receiver must tolerate it twice."""
         self.ways[side].send(arrive, may_double)
 
     def snap(self) -> None:
-        """It breaks. Some messages in flight still arrive; then each end learns of the break."""
+        """Break it. Some messages in flight still arrive; then each end learns of the break."""
         if not self.is_open:
             return
         self.is_open = False
@@ -238,17 +238,17 @@ class Connection:
             loop.after(grace + 1, listener, closed)
 
     def hush(self) -> None:
-        """Nothing arrives on it any more, and both ends believe in it until keep-alive has been unanswered for long."""
+        """Silence it: nothing arrives any more, and both ends rely on it until keep-alive times out."""
         if not self.is_hushed:
             self.is_hushed = True
             self.network.silent_until_us = self.network.loop.now_us + PATIENCE_US + REDIAL_US
             self.network.loop.after(PATIENCE_US, None, self.snap)
 
     def close(self, side: int) -> None:
-        """One end closes it cleanly: what it has sent arrives, then the other end learns of the close."""
+        """One end closes it cleanly: what that end has sent arrives, then the other end learns of the close."""
         if not self.is_open:
             return
-        if self.is_hushed:  # the other end is not told, either
+        if self.is_hushed:  # the other end is not told either
             self.network.loop.after(PATIENCE_US, self.ends[1 - side], self.on_closed[1 - side])
         self.send(side, self.on_closed[1 - side])
         self.is_open = False

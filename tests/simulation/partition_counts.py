@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Standing(NamedTuple):
-    """A partitioned topic in one region, as its metadata have it."""
+    """A partitioned topic in one region, according to its metadata."""
 
     number: int
-    """How many partitions; 0: there is no such topic."""
+    """Number of partitions; 0: there is no such topic."""
     deleted: Stamp
     """The last deletion that the region knows of."""
     partitions: dict[str, Stamp]
@@ -39,11 +39,11 @@ class PartitionCounts:
     def __init__(self, world: Stage) -> None:
         self._world = world
         self.names: set[str] = set()
-        """Topics that somebody made with partitions."""
+        """Topics that somebody created with partitions."""
         self._wanted: dict[tuple[str, Stamp], int] = {}
-        """Topic and last deletion -> the most partitions anybody asked for since."""
+        """(topic, last deletion) -> the most partitions requested since."""
         self.under_way: list[Broker] = []
-        """Who is still to answer a command, once for each."""
+        """Regions that have yet to answer a command, once for each command."""
 
     def of(self, home: Region, base: str) -> Standing:
         name, records = topic_name.parse(full_name(base)), home.metadata.records
@@ -60,12 +60,12 @@ class PartitionCounts:
         return Standing(count, deleted or ZERO, partitions)
 
     def asked(self, home: Region, base: str, count: int) -> None:
-        """Somebody asks for so many, in the life of the topic that the region knows of now."""
+        """Somebody requests this many, in the topic's incarnation that the region knows now."""
         key = base, self.of(home, base).deleted
         self._wanted[key] = max(count, self._wanted.get(key, 0))
 
     def exists(self, topic: str) -> bool:
-        """Somewhere the topic has this partition; of topics without partitions: yes."""
+        """Whether the topic has this partition somewhere; true for topics without partitions."""
         base = base_of(topic)
         return base == topic or any(number_of(topic) < self.of(home, base).number for home in self._homes())
 
@@ -77,7 +77,7 @@ class PartitionCounts:
             self._world.model.partition_goes(home, partition, stored)
 
     def disagreement(self) -> str:
-        """What is still to come; empty: every region says the same."""
+        """What is still outstanding; empty: all regions agree."""
         if waiting := [broker.region for broker in self.under_way if broker.alive]:
             return f"commands about partitions are not answered: {' '.join(waiting)}"
         for base in sorted(self.names):
@@ -92,7 +92,7 @@ class PartitionCounts:
         return ""
 
     def check(self) -> None:
-        """All regions say the same: is it what people asked for?"""
+        """All regions agree: is it what was requested?"""
         for base in sorted(self.names):
             for home in self._homes():
                 one = self.of(home, base)

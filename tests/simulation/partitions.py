@@ -69,7 +69,7 @@ class _Partitions(Drawing):
         return f"grow {region} {TOPIC} {self._most}"
 
     def _event(self) -> list[str]:
-        """Somebody, or two at once, change the topic; a broker may be killed at that moment."""
+        """One client, or two at once, change the topic; a broker may be killed at that moment."""
         random = self._random
         gone, back = self._away(self._region()) if random.random() < 0.6 else ([], [])
         one, other = self._region(), self._region()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries that no region has any more: which regions went on behind them, or may (R4)."""
+"""Entries that no region has any more: which regions continued after them, or may (R4)."""
 
 from __future__ import annotations
 

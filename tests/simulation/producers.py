@@ -51,7 +51,7 @@ class SimProducer:
         self._connecting = False
 
     def produce(self, messages: int, key: str | None = None) -> None:
-        """One entry of so many messages."""
+        """One entry with a number of messages."""
         world = self.world
         world.payloads += 1
         payload = b"#%d" % world.payloads
@@ -161,7 +161,7 @@ class ProducerServer:
 
     @property
     def is_of_now(self) -> bool:
-        """The region was not restored since."""
+        """Whether the region was not restored since."""
         return self._broker.restores == self._broker.home.restores
 
     def transmit(self, sent: Unreceipted) -> None:

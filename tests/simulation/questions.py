@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of a story that ask how things stand:
+"""Lines of a story that ask for the state:
 
 expect log us t             what is stored, in order
 expect progress t sub       what each region counts as acked
 expect floors t sub         per origin: acked without a gap up to here, and ids remembered above
 expect next us t sub        what a consumer there would get
 expect got c1               what it got since the last time
-expect unnamed us t         ledgers on the volume that are the topic's and on no record
-expect replication us t     how it stands with each other region
-expect links us t sub       how the exchange stands with each other region
+expect unnamed us t         ledgers on the volume that are the topic's but on no record
+expect replication us t     state of replication to each other region
+expect links us t sub       state of the exchange with each other region
 expect agreement t          whether all regions hold the same
 expect messages             messages of the exchange since the last time, by kind
 trace on / trace off        show every message of the exchange as it arrives
@@ -66,7 +66,7 @@ class Questions(Teller):
                 self.say(f"{region}: {shown}, {subscription.cursor.progress.count_detail()} above")
 
     def acked(self, topic: str, progress: Progress) -> str:
-        """Acked messages of those that exist anywhere."""
+        """Acked messages among those that exist anywhere."""
         logs = (self.world.model.logs.of(home, topic) for home in self.world.regions.values())
         sizes = {origin: messages for log in logs for _, origin, messages in log}
         times = self.world.model.logs.published

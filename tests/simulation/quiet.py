@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a story, or a pause in it: everything is repaired, regions agree, and every promise is checked.
 
-Then, after all other consumers have left, one consumer per region looks at everything.
+Then, after all other consumers have left, one consumer per region reads everything.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class Quiet:
         return {name for region in self._world.names for name in self._subscriptions(region, topic)}
 
     def _subscriptions(self, region: str, topic: str) -> dict[str, Subscription]:
-        """Those that a region has, be it one of the topic's or not any more."""
+        """Subscriptions that a region has, even if it is no longer one of the topic's."""
         broker = self._world.regions[region].broker_of(topic)
         opened = broker.topic(topic) if broker is not None else None
         return {} if opened is None else {n: one for n, one in opened.subscriptions.items() if one.durable}
 
     def _probe(self, topic: str, name: str) -> None:
-        """In every region a consumer that looks at everything, after all others have left."""
+        """In every region a consumer reads everything, after all others have left."""
         for consumer in list(self._world.consumers.values()):
             if consumer.topic == topic and consumer.subscription == name and not consumer.is_closed:
                 consumer.close(lambda: None)

@@ -31,19 +31,19 @@ POLICIES: Final = {"hold": HOLD, "evict": EVICTION}
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """A topic to which nothing may be appended, as long as no less waits than now."""
+    """A topic to which nothing may be appended as long as its backlog is no smaller than now."""
 
     topic: Topic
     waiting: tuple[list[Position], list[Position]]
-    """Where subscriptions stand, and other regions."""
+    """The positions of subscriptions and of other regions."""
     own: Position | None
-    """The last own entry, where no more may come; None: they may."""
+    """The last own entry, if no more may come; None: they may."""
     foreign: dict[str, Position] | None
-    """The last entry of each other region, where no more may come."""
+    """The last entry of each other region from which no more may come."""
 
 
 class QuotaWatch:
-    """What one life of a broker does about quotas, with a model beside it."""
+    """What one run of a broker does about quotas, with a model beside it."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -51,9 +51,9 @@ class QuotaWatch:
         self._closed: dict[str, _Closed] = {}
 
     async def set(self, topic: str, limit: str, policy: str = "hold") -> None:
-        """As the admin API does it, and the broker looks at once.
+        """Set a quota like the admin API; the broker checks at once.
 
-        :param limit: bytes, or ``3s``; ``off``: there is none.
+        :param limit: bytes, or ``3s``; ``off``: no quota.
         """
         broker = self._broker
         name = topic_name.parse(full_name(topic))
@@ -72,12 +72,12 @@ class QuotaWatch:
             await self.look(found)
 
     async def lift(self, topics: list[str]) -> None:
-        """From now on these have no quota."""
+        """Remove the quotas of these topics."""
         for topic in topics:
             await self.set(topic, "off")
 
     async def run(self) -> None:
-        """Look again and again, as the broker's own loop does."""
+        """Check periodically, like the broker's own loop."""
         while True:
             await self._broker.sleep(LOOK_SECONDS)
             for topic in list(self._broker.service.topics.values()):
@@ -85,7 +85,7 @@ class QuotaWatch:
                     await self.look(topic)
 
     async def look(self, topic: Topic) -> None:
-        """At one topic."""
+        """Check one topic."""
         if (closed := self._closed.pop(topic.name, None)) is not None and closed.topic is topic:
             self._check(closed)
         for kind, quota in topic.rules.backlog_quotas.items() if topic.failure is None else ():
@@ -104,7 +104,7 @@ class QuotaWatch:
             self._closed[topic.name] = _Closed(topic, waiting, own, dict(topic.log.last_origin) if is_full[1] else None)
 
     def _changed(self, topic: str) -> None:
-        """Another quota rules it: what was found until now says nothing."""
+        """Another quota applies: earlier findings no longer count."""
         self._closed.pop(topic, None)
 
     def _check(self, closed: _Closed) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of a story about whole regions: what comes back of one, and where a topic lives:
+"""Lines of a story about whole regions: what one loses, and where a topic lives:
 
 restore us volume           only the volume goes back to the copy; or ``metadata``: only that one
 wipe us                     rebuilt under its old name with an empty disk and empty metadata
@@ -82,7 +82,7 @@ class RegionSteps(Teller):
             self.world.loop.spawn(broker, self._delete(broker, topic), "delete a topic")
 
     async def _delete(self, broker: SimBroker, topic: str) -> None:
-        """As ``admin.topics`` does it, forced."""
+        """Like ``admin.topics``, with force."""
         name = topic_name.parse(full_name(topic))
         others = broker.service.parts.regions_of(str(name)) - {broker.region}
         self.world.trouble()

@@ -37,7 +37,7 @@ class _Locks(dict[tuple[str, str], AsyncioLock]):
 
 
 class SimRemoteAdmin(RemoteAdmin):
-    """Of one broker."""
+    """The admin API of one broker, or a client of another one's."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(cast("RegionCalls", None))  # there is no HTTP
@@ -87,7 +87,7 @@ async def _do(service: TopicService, method: str, asked: URL, number: int | None
             return FEWER, "it has more"
         await partition_growth.grow(service.opener, name, number, known)
         return 204, ""
-    created = asked.query.get("created")  # brokers of earlier versions do not know when they made it
+    created = asked.query.get("created")  # brokers of earlier versions do not know when they created it
     if created is None:
         await creation.create_partitioned(service.opener, name, number, {})
     else:

@@ -75,7 +75,7 @@ class ReplicationLinks:
         return target is not None and self._broker.world.network.can_dial(self._broker.region, region)
 
     async def ask(self, region: str, want: Want) -> Found:
-        """As ``gateway.replication`` and ``gateway.pulsar.entries`` do it."""
+        """Like ``gateway.replication`` and ``gateway.pulsar.entries``."""
         world, broker = self._broker.world, self._broker
         target = await serving(broker, region, want.topic) if self.is_reachable(region) else None
         if target is None or not target.alive or not self.is_reachable(region):

@@ -5,7 +5,7 @@ Ordinary stories include bit rot of messages.
 
 ===========  ============================================================================================
 progress     records of a topic's progress log rot before the region opens it again: acknowledgements, rewinds,
-             creations, deletions, with their heads or without, while another region is away or not
+             creations, deletions, including their headers or not, while another region is away or not
 checkpoints  the engine's newest checkpoint, or the one before, rots before the engine starts again
 ===========  ============================================================================================
 """
@@ -62,7 +62,7 @@ class _Rotting(Drawing):
         self._insert(drawn)
 
     def _again(self, region: str) -> list[str]:
-        """Its broker ends, and another one begins."""
+        """The region's broker ends, and another one begins."""
         end = "stop" if self._random.random() < 0.2 else "crash"
         pause = self._random.choice((1, 100, 3000))
         return [f"{end} {region}", f"tick {pause}", f"start {region}", f"tick {self._random.choice((1, 50, 1000))}"]

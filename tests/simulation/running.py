@@ -15,7 +15,7 @@ from simulation.story import Story
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a story."""
+    """The result of a story."""
 
     violation: Violation | None
     seconds: float
@@ -27,7 +27,7 @@ class Outcome:
 
 @contextmanager
 def quiet_brokers() -> Iterator[None]:
-    """Brokers in a world of troubles log little else: neither write nor format it, here and nowhere else."""
+    """Brokers in a world of troubles log little else: do not format or write it, but only here."""
     brokers = logging.getLogger("meridian_broker")
     level = brokers.level
     brokers.setLevel(logging.CRITICAL)
@@ -40,8 +40,8 @@ def quiet_brokers() -> Iterator[None]:
 def run_story(lines: list[str]) -> Outcome:
     """Run it until its end or the first broken promise.
 
-    Garbage is collected between stories: within one, Python would end abandoned coroutines at a moment that depends on
-    the stories before it.
+    Garbage is collected between stories: within one, Python would end abandoned coroutines at a time that depends on
+    earlier stories.
     """
     story = Story()
     is_collecting = gc.isenabled()

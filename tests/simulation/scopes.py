@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dispatch scope ``origin`` in stories (R26): lines about it, seeds with it, and what must hold.
 
-scope us t sub origin|local       say it in us; it travels to the other regions
-takeover us t sub ORIGIN REGION   from now on the region dispatches what began in the origin, as us was told
-witness us t sub REGION|none      the region votes, too, although the topic does not live there
+scope us t sub origin|local       set it in us; it propagates to the other regions
+takeover us t sub ORIGIN REGION   tell us that from now on the region dispatches what began in the origin
+witness us t sub REGION|none      the region also votes, although the topic does not live there
 expect voters t sub               who votes, as each region knows
 expect shares t sub               who dispatches what, as each region's own broker would at this moment
 
-At each delivery every other broker is asked whether it would deliver the same message, too: nobody may. When all is
-quiet, consumers that look at everything are in all regions at once: each unacked message comes to exactly one of them.
+At each delivery every other broker is asked whether it would also deliver the same message: none may. When all is
+quiet, consumers that read everything are in all regions at once: each unacked message comes to exactly one of them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 EVERY: Final = 8
-"""One seed of so many has scopes in it."""
+"""One seed in this many has scopes."""
 SETTLED_MS: Final = 15_000
-"""Leases of six seconds have run out, and each share is with its preferred holder."""
+"""After this time leases of six seconds have expired, and each share is with its preferred holder."""
 
 
 class ScopeSteps(Teller):
@@ -77,7 +77,7 @@ class ScopeSteps(Teller):
 
 
 def _refusal(broker: SimBroker | None, subscription: Subscription) -> str:
-    """As ``admin/meridian/scoping.py`` says it."""
+    """As ``admin/meridian/scoping.py`` does it."""
     if not subscription.replicated:
         return "it is not replicated"
     assert broker is not None
@@ -86,7 +86,7 @@ def _refusal(broker: SimBroker | None, subscription: Subscription) -> str:
 
 
 def probe_shares(world: World, topic: str, name: str) -> None:
-    """Consumers in all regions at once, each of which looks at everything it gets; then everything is local again."""
+    """Consumers in all regions at once, each of which reads everything it gets; then everything is local again."""
     homes = world.homes_of(topic)
     subscriptions = [subscription for region in homes if (subscription := _find(world, region, topic, name))]
     if not any(subscription.share is not None for subscription in subscriptions):
@@ -140,7 +140,7 @@ def probe_shares(world: World, topic: str, name: str) -> None:
 
 
 def _held_up(world: World, topic: str, name: str) -> set[Origin]:
-    """What the region that dispatches it has not got, because a gap waits for a person: status says so (R4)."""
+    """What the dispatching region lacks, because a gap waits for an operator: status says so (R4)."""
     logs = {
         region: {origin for _, origin, _ in world.model.logs.of(home, topic)} for region, home in world.regions.items()
     }
@@ -156,7 +156,7 @@ def _held_up(world: World, topic: str, name: str) -> set[Origin]:
 
 
 def _waits_for_the_dead(world: World, subscription: Subscription) -> bool:
-    """A first list of voters counts once all of them said so, and one of them never will."""
+    """Whether a first list of voters will never count: that needs all of them, and one is gone."""
     known = subscription.record.voter_sets
     return known.committed == ZERO and not world.gone.isdisjoint(known.voters)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What subscriptions of shadow topics were promised (PIP-180), and whether it was kept.
+"""What subscriptions of shadow topics were promised (PIP-180), and whether the promises were kept.
 
 =======================================  =====================================================================
 promise                                  how it is checked
@@ -13,7 +13,7 @@ gaps are only where trimming said so     a shadow that holds its source's ledger
                                          them is trimmed before each subscription had its entries
 =======================================  =====================================================================
 
-Consumers of shadows acknowledge at once what they get.
+Consumers of shadows acknowledge everything at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 REFUSALS: Final = (TopicError, LedgerError, MetadataError, CatalogError)
 ALL: Final = 1_000_000
 ROUNDS: Final = 60
-"""In the end each subscription has so many rounds of ..."""
+"""At the end each subscription has this many rounds of ..."""
 ROUND_MS: Final = 500
 """... this length to get everything."""
 
@@ -53,11 +53,11 @@ class Watched:
     source: str
     holds: bool
     is_there: bool = False
-    """It was created, durably."""
+    """Whether it was created durably."""
     read: list[Position] = field(default_factory=list)
-    """What it was sent, by the order of arrival."""
+    """What it was sent, in order of arrival."""
     acked: set[Position] = field(default_factory=set)
-    """What it acknowledged, and was told that this is durable."""
+    """What it acknowledged and was told is durable."""
 
 
 class ShadowWatch:
@@ -69,10 +69,10 @@ class ShadowWatch:
         """(region, shadow) -> its source, and whether it holds the source's ledgers."""
         self._watched: dict[tuple[str, str, str], Watched] = {}
         self._trimmed_for: dict[str, list[Watched]] = {}
-        """Region -> the subscriptions that were there when its present trim began."""
+        """Region -> the subscriptions that existed when its present trim began."""
 
     def made(self, region: str, shadow: str, source: str, *, holds: bool) -> None:
-        """There is such a shadow, or may be."""
+        """There is, or may be, such a shadow."""
         self._sources.setdefault((region, shadow), (source, holds))
 
     def goes(self, region: str, shadow: str) -> None:
@@ -86,7 +86,7 @@ class ShadowWatch:
         return [] if watched is None else watched.read
 
     async def view(self, broker: Broker, shadow: str, name: str, permits: int) -> None:
-        """A consumer that reads so many messages. :raises TopicError and others: see ``REFUSALS``."""
+        """A consumer that reads ``permits`` messages. :raises TopicError and others: see ``REFUSALS``."""
         opened = await broker.service.opener.topic(topic_name.parse(full_name(shadow)), create=False)
         key = broker.home.name, shadow, name
         if opened.shadow_of is None or key[:2] not in self._sources:
@@ -109,14 +109,14 @@ class ShadowWatch:
     # -- promises
 
     def trimming(self, home: Region) -> None:
-        """A trim begins. A subscription that is made meanwhile begins behind what goes."""
+        """A trim begins. A subscription created meanwhile begins after what is trimmed."""
         there = [one for one in self._watched.values() if one.home is home and one.is_there]
         if home.trimming > 1:
             there = [one for one in self._trimmed_for.get(home.name, []) if one in there]
         self._trimmed_for[home.name] = there
 
     def trimmed(self, home: Region, source: str, ledger: int) -> None:
-        """The region has let go of a ledger of the source, which nobody should need."""
+        """The region has dropped a ledger of the source, which nobody should need."""
         entries = enumerate(self._world.model.logs.ledger(home, ledger))
         stored = [entry for entry, (origin, _, _) in entries if origin is not None]
         for one in self._trimmed_for.get(home.name, ()):
@@ -128,7 +128,7 @@ class ShadowWatch:
                     self._world.model.violate("trimmed under a shadow", f"{one.shadow}/{one.name}: {text}")
 
     def read_on(self, number: int) -> bool:
-        """In the end: let everybody read who has not had everything. Whether somebody has not.
+        """At the end: let every subscription that lacks something read. Returns whether one still lacks something.
 
         :param number: of the round.
         """
@@ -140,7 +140,7 @@ class ShadowWatch:
         return bool(owed)
 
     def check(self) -> None:
-        """Everybody has had everything."""
+        """Check that every subscription has had everything."""
         for (region, shadow, name), one in self._watched.items():
             if one.is_there and (missing := self._owed(one)) is not None:
                 text = f"{region} never delivers {self._shown(one, missing)} of {one.source} to {shadow}/{name}"
@@ -153,7 +153,7 @@ class ShadowWatch:
             return  # another round comes
 
     def _owed(self, one: Watched) -> Position | None:
-        """Something that the source stores and the subscription was not sent; None: it had everything."""
+        """An entry that the source stores and the subscription was not sent; None: it had everything."""
         broker = one.home.broker_of(one.shadow)
         opened = None if broker is None else broker.topic(one.shadow)
         subscription = None if opened is None else opened.subscriptions.get(one.name)
@@ -170,7 +170,7 @@ class ShadowWatch:
 
 
 class _Viewer:
-    """Port of a consumer that acknowledges at once what it gets."""
+    """Port of a consumer that acknowledges everything at once."""
 
     def __init__(self, world: Stage, broker: Broker, watched: Watched) -> None:
         self._world = world

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A region of several brokers: they share its ledgers and its metadata, and own its topics by leases.
 
-Ownership is all real: bundles, terms, claims, placement, and what closes and drops topics. Its store is simulated, and
-so is the *truth* that everything is checked against: the owners' records as the store has them at this moment, which
-no broker can see. A broker may know less, but it must not act on that. So after the end of its lease it delivers
-nothing, unless it was suspended and has only just come back, and before that end nobody else owns its bundles.
+All of ownership is real: bundles, terms, claims, placement, and what closes and drops topics. Its store is simulated,
+and so is the *truth* against which everything is checked: the owners' records as the store has them at this moment,
+which no broker can see. A broker may know less, but must not act on that: after its lease ends it delivers nothing,
+unless it was suspended and has only just resumed, and before that nobody else owns its bundles.
 
-Clients find the owner by lookups: they ask any broker, which answers or names another one.
+Clients find the owner by lookups: they ask any broker, which answers or names another.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS: Final = 10.0
 BUNDLES: Final = 2
-"""Bundles of a new namespace: few, so that topics share one until it is split."""
+"""Bundles of a new namespace: few, so that topics share a bundle until it is split."""
 NAMESPACE: Final = "public/default"
 OWNERS: Final = f"{paths.OWNERS}{NAMESPACE}/"
 ONLY_BROKER: Final = "broker-0"
-"""Whose epochs a region counts while it has one broker."""
+"""The broker whose epochs a region counts while it has only one."""
 STEADY_US: Final = 5_000_000
-"""So long after a bundle got an owner everybody is expected to know."""
+"""This long after a bundle got an owner, every broker must know."""
 LOOK_UP_US: Final = 2_000_000
-"""So long a client waits for the answer to a lookup."""
+"""How long a client waits for the answer to a lookup."""
 REDIRECTS: Final = 5
-"""So many brokers a client asks in one lookup."""
+"""How many brokers a client asks in one lookup."""
 
 
 class PlannedMoves(OwnedTopics):
-    """What is acknowledged before a bundle is given up in good order is durable afterwards."""
+    """Whether acknowledgements from before a bundle is released gracefully are durable afterwards."""
 
     def __init__(self, broker: SharingBroker) -> None:
         super().__init__(broker.owner)
@@ -81,11 +81,11 @@ class SharingBroker(SimBroker):
     home: SharedRegion
     owner: BundleOwner
     session = ""
-    """Of its present or latest lease."""
+    """The session of its present or latest lease."""
     is_leaving = False
-    """It drains, and will end."""
+    """It drains, and will exit."""
     resumed_us = -1
-    """When it was last allowed to go on."""
+    """When it was last resumed."""
 
     def __init__(self, world: Stage, home: SharedRegion, name: str) -> None:
         super().__init__(world, home, name)
@@ -141,7 +141,7 @@ class SharingBroker(SimBroker):
             return
 
     async def drain(self) -> None:
-        """As ``MeridianBroker.drain``, and end."""
+        """Drain like ``MeridianBroker.drain``, and exit."""
         await self.owner.leave()
         await closing.send_consumers_away(self.service.registry)
         await self.owner.close()
@@ -157,7 +157,7 @@ class SharedRegion(SimRegion):
     def __init__(self, world: Stage, name: str, brokers: int) -> None:
         super().__init__(world, name)
         self.brokers: dict[str, SharingBroker | None] = {f"b{number}": None for number in range(1, brokers + 1)}
-        """The latest run of each."""
+        """The latest run of each broker."""
         self._fences: dict[int, tuple[str, Bundle]] = {}
         self._owners: dict[Bundle, OwnerRecord] = {}
         self._owners_of = -1
@@ -177,7 +177,7 @@ class SharedRegion(SimRegion):
         return self._owners
 
     def broker_of(self, topic: str) -> SharingBroker | None:
-        """The owner, as the store has it. Without a topic: any broker."""
+        """The owner according to the store. Without a topic: any broker."""
         if not topic:
             return next((one for one in self.everyone() if one.ready), None)
         place = place_of(topic_name.parse(full_name(topic.rpartition("/")[2])))
@@ -222,7 +222,7 @@ class SharedRegion(SimRegion):
             self._check_term(bundle, OwnerRecord.decode(path, value))
 
     def _check_term(self, bundle: Bundle, owner: OwnerRecord) -> None:
-        """No two brokers own the same topic, and each term has a fence of its own, which its parts share."""
+        """Check that no two brokers own the same topic, and each term has its own fence, shared by its parts."""
         violate = self.world.model.violate
         others = [paths.bundle_of(path) for path in self.metadata.records if path.startswith(OWNERS)]
         for other in others:
@@ -271,7 +271,7 @@ class SharedRegion(SimRegion):
         return broker if broker is not None and broker.alive else None
 
     def kill(self, name: str) -> None:
-        """SIGKILL. What was on its way to the ledgers may have arrived there."""
+        """SIGKILL. Writes in flight to the ledgers may have arrived."""
         if (broker := self.running(name)) is not None:
             broker.alive = False
             self.world.loop.resume(broker)
@@ -279,7 +279,7 @@ class SharedRegion(SimRegion):
             self.world.network.lost(broker)
 
     def suspend(self, name: str) -> None:
-        """SIGSTOP. What was on its way to the ledgers may arrive there; clients give up after a while."""
+        """SIGSTOP. Writes in flight to the ledgers may arrive; clients give up after a while."""
         if (broker := self.running(name)) is None:
             return
         random = self.world.weather.random

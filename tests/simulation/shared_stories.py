@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates a random story of a region that one to three brokers share: topics move, brokers die, leases run out.
 
-It draws from the actions of ordinary stories those that one region knows, and adds what happens to brokers.
+It uses those actions of ordinary stories that exist with one region, and adds what happens to brokers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SharedGenerator(Generator):
         return self.random.choice([f"b{number}" for number in range(1, self._brokers[region] + 1)])
 
     def _under_way(self, region: str) -> None:
-        """Clients are busy at the very moment."""
+        """Keep clients busy at that very moment."""
         if self.random.random() < 0.7:
             if self.random.random() < 0.5:
                 self.say(f"disk {region} {self.random.choice((5, 50))}")

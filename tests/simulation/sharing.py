@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simulation.stage import Broker, Stage
 
 COMMANDED_US: Final = 3_600_000_000
-"""Of two regions one that is cut off does not hear for so long who was told to dispatch its share."""
+"""For this long, a region that is cut off from the other does not learn who was told to dispatch its share."""
 
 
 def holders(world: Stage, topic: str, name: str, origin: str) -> Iterator[tuple[Broker, Subscription]]:
@@ -30,13 +30,13 @@ def holders(world: Stage, topic: str, name: str, origin: str) -> Iterator[tuple[
 
 
 def _is_unheard(one: frozenset[str], other: frozenset[str]) -> bool:
-    """The topic's regions were changed, and somebody has not heard of it: majorities of both need have no voter in
-    common, unless one region makes the difference, of three or more."""
+    """Whether the topic's regions were changed and a region does not know yet: majorities of both sets need not share a
+    voter, unless they differ by one region, of three or more."""
     return len(one ^ other) > 1 or (one != other and min(len(one), len(other)) < 3)
 
 
 def delivering(sender: Broker, topic: str, consumer: Consumer, position: Position) -> None:
-    """One region at a time dispatches a message."""
+    """Check that one region at a time dispatches a message."""
     subscription, world = subscription_of(consumer), sender.world
     if subscription.share is None:
         return

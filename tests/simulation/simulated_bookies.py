@@ -2,7 +2,7 @@
 """The bookies of a region: what each has synced, what a crash loses, and the connections that brokers have to them.
 
 Bookies speak BookKeeper's wire protocol, so brokers run the real engine down to its frames. A bookie returns an entry
-to readers at once, and answers its add when the journal has synced it; it fences a ledger at once, too, and answers
+to readers at once, and answers its add once the journal has synced it; it also fences a ledger at once, and answers
 that after the next sync. A crash keeps some prefix of what was written since the last sync.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _FRAME = Struct(">II")
 _ADD = Struct(">II20sqq")
 _ADDED_AT: Final = 28
-"""Where an add's frame has the entry."""
+"""Offset of the entry in an add's frame."""
 _READ = Struct(">IIqq")
 _BATCH_READ = Struct(">IIqqqiq")
 _ADD_ANSWER = Struct(">IIIqq")
@@ -42,7 +42,7 @@ class Site:
     loop: Loop
     metadata: MetadataVolume
     delay_us: Callable[[], int]
-    """How long something takes between a broker and a bookie."""
+    """Latency between a broker and a bookie."""
     sync_us: Callable[[], int]
     faults: Callable[[], DiskFaults]
     violate: Callable[[str, str], None]
@@ -65,7 +65,7 @@ class Link:
         self._connection = connection
         self._is_open = True
         self._last_us = [0, 0]
-        """When what was sent last to the bookie, and to the broker, arrives: nothing overtakes."""
+        """When the last message to the bookie, and to the broker, arrives: nothing overtakes it."""
 
     def set_write_buffer_limits(self, high: int) -> None:
         """It takes everything."""
@@ -75,7 +75,7 @@ class Link:
         self._later(0, self._run, lambda: self._bookie.hear(self, data))
 
     def abort(self) -> None:
-        """The broker closes it. What it sent before arrives."""
+        """The broker closes it. What it sent before still arrives."""
         self._is_open = False
 
     def answer(self, data: bytes) -> None:
@@ -116,7 +116,7 @@ class SimBookie:
         self.name = name
         self.run = Run()
         self.busy = 0
-        """So many adds are refused, because there is too much to do."""
+        """How many adds are still refused because the bookie is overloaded."""
         self.is_broken = False
         """Its disk refuses entries."""
         self.slow_us = 0
@@ -130,7 +130,7 @@ class SimBookie:
         self._was_fenced: set[int] = set()
         """Durably."""
         self._journal: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        """What the next syncs make durable, and who is told then."""
+        """What the next syncs make durable, and who is told about it."""
         self._is_syncing = False
 
     @property
@@ -243,7 +243,7 @@ class SimBookie:
     # -- what happens to it
 
     def crash(self, random: Random | None) -> None:
-        """Its machine loses power: what was not synced is lost, but for what reached the disk anyway."""
+        """Its machine loses power: unsynced writes are lost, except those that reached the disk anyway."""
         kept = random.randint(0, len(self._journal)) if random is not None else 0
         for apply, _ in self._journal[:kept]:
             apply()

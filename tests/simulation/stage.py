@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the parts of the simulator see of each other: the stage, its regions and their brokers, and the watcher.
 
-``World`` composes regions, clients and the model, and each of these looks at the others. They do so through these
-protocols, so that imports go one way: brokers, links and clients know the stage and the watcher, the model knows the
-stage, and ``world.World`` alone knows them all.
+``World`` composes regions, clients and the model, which use each other through these protocols. So imports go one way:
+brokers, links and clients know the stage and the watcher, the model knows the stage, and only ``world.World`` knows
+them all.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Broker(Process, Protocol):
 
     @property
     def name(self) -> str:
-        """Of several brokers of a region; empty: it is the only one."""
+        """Its name among several brokers of a region; empty: it is the only one."""
 
     def delivers(self, topic: str, /) -> bool:
         """Whether what it delivers of a topic counts: it is the one that serves it."""
@@ -101,10 +101,10 @@ class Broker(Process, Protocol):
     def replication(self) -> Replicators: ...
 
     def mono_ms(self) -> int:
-        """A monotone clock."""
+        """A monotonic clock."""
 
     async def sleep(self, seconds: float, /) -> None:
-        """Of the world's time."""
+        """The loop that keeps the world's time."""
 
     def topic(self, name: str, /) -> Topic | None:
         """The open topic, for inspection."""
@@ -152,18 +152,18 @@ class Region(Protocol):
 
     @property
     def is_one(self) -> bool:
-        """Whoever has information from the region, or had it lately, gets it from a broker that owns what it is
-        about."""
+        """Whether every peer that has, or recently had, information from the region gets it from a broker that owns its
+        subject."""
 
     @property
     def is_steady(self) -> bool:
-        """Topics have had the same owners for a while, and these run."""
+        """Whether topics have had the same owners for a while, and these run."""
 
     def serves(self, broker: Broker, topic: str, /) -> bool:
         """Whether this broker, and no other one, answers for the topic."""
 
     def reached(self, broker: str, /) -> Broker | None:
-        """Who accepts connections at the address of one of the region's brokers; without one, at the region's."""
+        """What accepts connections at the address of one of the region's brokers, or else at the region's."""
 
     def wall_ms(self) -> int:
         """Its clock."""
@@ -178,7 +178,7 @@ class Region(Protocol):
         """Brokers that run."""
 
     def trimmers(self) -> Sequence[Broker]:
-        """Brokers whose topics count when the region gives back what nobody needs."""
+        """Brokers whose topics count when the region trims what nobody needs."""
 
     def broker_of(self, topic: str, /) -> Broker | None:
         """The broker that serves a topic; None while none does."""
@@ -191,10 +191,10 @@ class Region(Protocol):
 
 
 class Stage(Protocol):
-    """Where everything happens: time, the network, the regions, and who watches."""
+    """Where everything happens: time, the network, the regions and the watcher."""
 
     payloads: int
-    """How many entries producers made."""
+    """How many entries producers created."""
     on_message: Callable[[str, str, PeerMessage], None] | None
 
     @property
@@ -211,7 +211,7 @@ class Stage(Protocol):
 
     @property
     def bookies(self) -> int:
-        """On how many the regions that brokers share store their ledgers; 0: on one disk."""
+        """Number of bookies that store the ledgers of regions with several brokers; 0: a disk stores them."""
 
     @property
     def draw(self) -> Callable[[int], int]:
@@ -240,7 +240,7 @@ class Stage(Protocol):
 
     @property
     def told(self) -> set[str]:
-        """Topics whose regions somebody changed."""
+        """Topics whose regions were changed."""
 
     @property
     def outside(self) -> dict[str, set[str]]:
@@ -258,10 +258,10 @@ class Stage(Protocol):
         """Power cut."""
 
     def trouble(self) -> None:
-        """Something is broken on purpose."""
+        """Something is being broken on purpose."""
 
     def calm(self) -> bool:
-        """Nothing was wrong for a while, and nothing is."""
+        """Whether nothing is wrong, nor was for a while."""
 
     def shown(self, origin: Origin, /) -> str:
         """An entry, as stories name it."""
@@ -273,13 +273,13 @@ class Stage(Protocol):
         """The regions of a topic."""
 
     def broker(self, region: str, /) -> Broker | None:
-        """The one that serves there now."""
+        """The broker that serves there now."""
 
     def shadow_ledger_goes(self, home: Region, topic: str, ledger: int, /) -> None:
-        """The region has let go of a ledger, which no shadow of the topic should need."""
+        """The region has dropped a ledger, which no shadow of the topic should need."""
 
     def base_goes(self, home: Region, base: str, /) -> None:
-        """The region has written down that it deletes a partitioned topic."""
+        """The region has recorded that it deletes a partitioned topic."""
 
 
 class Stored(Protocol):
@@ -297,7 +297,7 @@ class Watcher(Protocol):
 
     @property
     def commands_us(self) -> dict[tuple[str, str], int]:
-        """Topic, subscription -> when somebody last said which region dispatches what (R26)."""
+        """(topic, subscription) -> when its dispatch scope or takeovers last changed (R26)."""
 
     @property
     def logs(self) -> Stored:
@@ -312,25 +312,25 @@ class Watcher(Protocol):
         """A ledger has this id from now on."""
 
     def ledger_deleted(self, home: Region, ledger: int, /) -> None:
-        """With its topic, or because nothing needs it."""
+        """A ledger is deleted with its topic, or because nothing needs it."""
 
     def damage_read(self, home: Region, ledger: int, entry: int, /) -> None:
         """The region opens a topic without a damaged record."""
 
     def topic_goes(self, region: str, topic: str, record: TopicRecord, /) -> None:
-        """The region has written down that it deletes the topic."""
+        """The region has recorded that it deletes the topic."""
 
     def partition_goes(self, home: Region, topic: str, record: TopicRecord, /) -> None:
-        """The region has written down that it deletes the topic that this is a partition of."""
+        """The region has recorded that it deletes the topic of which this is a partition."""
 
     def is_quarantined(self, region: str, name: str, before: str, incarnation: str, /) -> None:
-        """A region's copy of a topic has another name from now on."""
+        """A region's copy of a topic is renamed."""
 
     def taken_back(self, home: Region, topic: str, /) -> None:
-        """A topic without messages goes as if it had never been made."""
+        """A topic without messages is removed as if it had never been created."""
 
     def published_behind(self, home: Region, topic: Topic, place: Position, /) -> int | None:
-        """When the first entry stored behind a place was published, in ms; None: nothing is stored there."""
+        """When the first entry stored after a position was published, in ms; None: nothing is stored there."""
 
     # -- links
 
@@ -347,27 +347,27 @@ class Watcher(Protocol):
         """A receipt is sent to a replicator."""
 
     def going_on(self, home: Region, topic: Topic, /) -> None:
-        """The region says to a replicator how far it has everything."""
+        """The region tells a replicator how far it has everything."""
 
     def replica_place(self, home: Region, remote: str, topic: str, last: Position, /) -> None:
-        """A remote said how far it has everything of ours."""
+        """A remote reported how far it has everything of ours."""
 
     # -- clients
 
     def stored(self, home: Region, position: Position, /) -> None:
-        """A receipt leaves."""
+        """A receipt is sent."""
 
     def receipted(self, home: Region, topic: str, position: Position, payload: bytes, /) -> None:
         """A client has received its receipt."""
 
     def creation_asked(self, home: Region, topic: str, name: str, initial: Position, opened: Topic, /) -> None:
-        """Somebody asks for a subscription that is not there."""
+        """Somebody requests a subscription that does not exist."""
 
     def creation_seen(self, home: Region, topic: str, subscription: Subscription, /) -> None:
-        """A region has just found or made it."""
+        """A region has just found or created it."""
 
     def creation_refused(self, topic: str, name: str, initial: Position, opened: Topic | None, /) -> None:
-        """The client hears that it was not made; it may have been."""
+        """The client learns that it was not created; it may have been."""
 
     def acking(self, home: Region, topic: str, consumer: Consumer, bits: dict[Position, int], epoch: Stamp, /) -> Heard:
         """An acknowledgement of entries arrives."""
@@ -389,17 +389,17 @@ class Watcher(Protocol):
     def delivering(
         self, broker: Broker, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int, /
     ) -> None:
-        """An entry goes to a client."""
+        """An entry is sent to a client."""
 
     # -- planned stops
 
     def stopping(self, broker: Broker | None, topics: Collection[str] | None = None, /) -> Callable[[], None]:
-        """A broker gives up these topics, or all, in good order. The result hears that this ended well."""
+        """A broker gracefully releases these topics, or all. The result is called once that has succeeded."""
 
     # -- what a region drops by itself
 
     def expiring(self, home: Region, some: list[Subscription], before_ms: int, /) -> None:
-        """It begins to drop what is older."""
+        """The region begins to drop what is older."""
 
     def evicting(self, home: Region, topic: str, some: list[Subscription], upto: Position, /) -> None:
-        """It begins to drop everything up to there."""
+        """The region begins to drop everything up to there."""

@@ -8,13 +8,13 @@ does nothing and says so.
 The world::
 
     regions us eu ap            all of them started, linked to each other, replicating
-    chance 17                   before ``regions``: delays, and what a crash leaves, vary by this number
-    ledgers of 5                before ``regions``: a ledger is full with so many entries
-    brokers 3                   before ``regions``: so many brokers, b1, b2, b3, share the only region
-    brokers 2 0 3               before ``regions``: so many share each; 0: one that owns its region without asking
-    bookies 4                   before ``regions``: brokers that share a region store its ledgers on so many bookies
+    chance 17                   before ``regions``: seed of delays and of what a crash leaves
+    ledgers of 5                before ``regions``: a ledger is full with this many entries
+    brokers 3                   before ``regions``: this many brokers, b1, b2, b3, share the only region
+    brokers 2 0 3               before ``regions``: brokers per region; 0: one that owns its region without asking
+    bookies 4                   before ``regions``: regions with several brokers store ledgers on this many bookies
     disks engine                before ``regions``: the local engine's files, instead of a list of entries
-    doubles 5                   before ``regions``: of 100 things that regions tell each other 5 arrive twice
+    doubles 5                   before ``regions``: of 100 messages between regions 5 arrive twice
     tick 10                     let time pass
     quiet                       repair everything, wait for agreement, check every promise
 
@@ -29,7 +29,7 @@ Everything else is described at the top of the file that implements it::
     partition_steps.py          topics with partitions
     shadow_steps.py             shadow topics
     scopes.py                   dispatch scope
-    questions.py                how things stand
+    questions.py                questions about the state
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def run_command(script: object, line: str) -> None:
 
 
 class Teller:
-    """What is not there is said, and is None."""
+    """Looks objects up; reports a missing one, and returns None."""
 
     def __init__(self) -> None:
         self._world: World | None = None

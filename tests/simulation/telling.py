@@ -21,7 +21,7 @@ from meridian_broker.replication.progress.statuses import PeerStatus
 
 
 class Namer(Protocol):
-    """Whoever can name acked messages."""
+    """Something that can name acked messages."""
 
     def acked(self, topic: str, progress: Progress) -> str: ...
 

@@ -16,7 +16,7 @@ from simulation.running import run_story, shorten
 SEEDS = 30
 BROKERS_SEEDS = 20
 DIVIDED_SEEDS = 12
-"""CI runs these again with the hundreds behind them (`make simulate`)."""
+"""CI runs these again with hundreds more (`make simulate`)."""
 PACKAGE = Path(meridian_broker.__file__).parent.parent
 
 

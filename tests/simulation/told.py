@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Progress that a region has reported to others must be on its disk (R10, R60).
 
-A region that reports what it holds only in memory and is then killed has reported something recorded nowhere: the
-others count as acknowledged what no region has received. So after each crash everything reported must be on the disk.
+A region that reports what it has only in memory and is then killed has reported something recorded nowhere: the others
+count as acknowledged what no region has received. So after each crash everything reported must be on the disk.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Told:
     """See the module's text."""
 
     def __init__(self, violate: Callable[[str, str], None], is_deleted: Callable[[str], bool]) -> None:
-        """:param is_deleted: somebody said that this incarnation of a topic goes."""
+        """:param is_deleted: whether the deletion of this incarnation of a topic was requested."""
         self._violate = violate
         self._is_deleted = is_deleted
         self._progress: dict[str, dict[Key, Progress]] = defaultdict(dict)
         """Region -> incarnation of a topic and subscription -> everything it said to be acknowledged there."""
         self._taken_back: dict[tuple[str, Key], Progress] = {}
-        """Region, incarnation of a topic and subscription -> what was on disk when the topic was taken back there."""
+        """(region, incarnation of a topic, subscription) -> what was on disk when the topic was removed there."""
         self._asked: dict[tuple[Broker, int], tuple[str, str, str]] = {}
 
     def heard(self, teller: Broker, asker: Broker, message: PeerMessage) -> None:
-        """A broker puts a message on a link.
+        """A broker sends a message on a link.
 
-        :param asker: who made the link, and asks on it.
+        :param asker: who opened the link and asks on it.
         """
         match message:
             case Delta(items=items) | State(items=items):
@@ -55,7 +55,7 @@ class Told:
         self._progress[teller.region].setdefault(key, Progress()).join(said)
 
     def crashed(self, home: Region) -> None:
-        """The power is gone: what it told is on its disk."""
+        """The region lost power: what it reported must be on its disk."""
         topics = {incarnation.partition(" since ")[0] for incarnation, _ in self._progress[home.name]}
         for topic in topics:
             found, have = durable_progress(home, topic)
@@ -66,12 +66,12 @@ class Told:
                     self._violate("told too early", f"{home.name} told more of {topic}/{name} than it has on its disk")
 
     def forgotten(self, region: str, incarnation: str, name: str) -> None:
-        """The disk damaged a record of the subscription: what it told of it may be gone."""
+        """The disk damaged a record of the subscription: what the region reported may be gone."""
         self._progress[region].pop((incarnation, name), None)
 
     def taken_back(self, home: Region, topic: str) -> None:
-        """The topic held no message and goes as if it had never been made. What was told of it others know as well:
-        one that is made again asks them for it. So it is with what is still on its way to them."""
+        """The topic had no message and is removed as if it had never been created. Others know, or will know, what was
+        reported about it: a recreated one asks them for that."""
         now, have = durable_progress(home, topic)
         for name, progress in have.items():
             self._taken_back.setdefault((home.name, (now, name)), Progress()).join(progress)
@@ -80,5 +80,5 @@ class Told:
             del told[incarnation, name]
 
     def restored(self, region: str) -> None:
-        """It went back to an older copy: what it told since may be gone."""
+        """The region went back to an older copy: what it reported since may be gone."""
         self._progress.pop(region, None)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines of a story about a topic's settings in one region:
 
-quota us t 2000 [evict]     a backlog quota of so many bytes: what comes waits; or the oldest entries go;
+quota us t 2000 [evict]     a backlog quota in bytes: producers wait, or the oldest entries are evicted;
                             or ``quota us t 3s``: by the age of the oldest. ``quota us t off``
 terminate us t              the topic takes no more messages in us
-compact us t                make the topic's compacted view anew
+compact us t                rebuild the topic's compacted view
 forget us t                 delete the view, as deleting its subscription ``__compaction`` does
-expect end us t             where it was terminated, and what its log holds
+expect end us t             where it was terminated, and what its log contains
 """
 
 from __future__ import annotations

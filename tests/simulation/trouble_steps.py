@@ -10,21 +10,21 @@ crash us [silent]           power cut; what was not synced is lost. ``silent``: 
 start us
 version us 3                us is stopped by a power cut, and starts with a broker of this older peer protocol
 stop us                     drain, as SIGTERM does
-second us / retire us       another broker takes the region over, and the one before does not know / ends
-disk us 20                  a sync takes so much longer
+second us / retire us       another broker takes the region over, and the previous one does not know / ends
+disk us 20                  a sync takes this many ms longer
 full us / room us           the disk refuses writes / takes them again
 metadata us away / back     the metadata store does not answer
-metadata us 50              each question to it takes so much longer
+metadata us 50              each request to it takes this many ms longer
 fails us read 3 x2          after three more reads of its disk the next two fail; or ``write``, ``metadata``,
                             ``answer``: see disk_faults.py
 works us                    nothing more fails
 clock us +5000              the wall clock jumps
 rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
-rot us t progress 3         so do those of a record of the topic's progress log, or (view) of its compacted view;
-                            with ``head`` behind it the first byte, else the last one
-rot us checkpoint 0         with ``disks engine``: so do those of its newest checkpoint, at the next power cut
+rot us t progress 3         the same for a record of the topic's progress log, or (view) of its compacted view;
+                            with ``head`` appended, its first byte, otherwise the last
+rot us checkpoint 0         with ``disks engine``: the same for its newest checkpoint, at the next power cut
 save us / restore us        keep a copy of volume and metadata / crash and start from it
-trim us                     give back what nobody needs
+trim us                     trim what nobody needs
 expire us t 500             drop there what was published more than 500 ms ago, of every subscription
 evict us t x3               drop there the three oldest, as a backlog quota does
 """

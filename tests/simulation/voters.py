@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stories about the voters of dispatch scope ``origin`` (R26), with little else in them.
 
-Regions of a topic, its witness, the preferred holders of its shares and the scope itself are said in one region or in
+A topic's regions, its witness, the preferred holders of its shares and the scope itself are set in one region or in
 all, while regions are cut off, crash and start again within the time of a lease, or live on beside their successor.
-Consumers are in all regions at once. What must hold is judged as everywhere: one region at a time delivers a share,
-nothing is lost, nothing acknowledged comes again, and after quiet each share is delivered.
+Consumers are in all regions at once. The usual promises are checked: one region at a time delivers a share, nothing is
+lost, nothing acknowledged is redelivered, and once all is quiet each share is delivered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 PERIOD: Final = 32
 REMAINDER: Final = 17
-"""One seed of thirty-two is such a story."""
+"""One seed in this many is such a story."""
 
 
 def with_voters(seed: int, lines: list[str]) -> list[str]:
@@ -30,7 +30,7 @@ class _Voters:
         self._random = random = Random(f"voters {seed}")
         self._regions = ["us", "eu", "ap", "sa"][: random.choice((3, 3, 3, 4))]
         self._homes = self._some()
-        """Where the topic lives, as most were told."""
+        """Where the topic lives, as most regions were told."""
         self._lines = [f"chance {seed}", f"regions {' '.join(self._regions)}"]
         self._consumed: set[str] = set()
         self._down: set[str] = set()
@@ -51,7 +51,7 @@ class _Voters:
         return self._lines
 
     def _kinds(self) -> list[tuple[Callable[[], None], float]]:
-        """What happens in this world at all, and how often."""
+        """What happens in this world, and how often."""
         random = self._random
         succession, changes = random.choice((0, 0, 1)), random.choice((0, 0, 2, 4))
         return [
@@ -118,7 +118,7 @@ class _Voters:
             self._say(f"crash {region}")
 
     def _restart(self) -> None:
-        """Within the time of a lease, or not."""
+        """Return within the time of a lease, or not."""
         region = self._random.choice(self._regions)
         if region not in self._down:
             self._say(f"crash {region}", f"tick {self._random.choice((1, 50, 700, 3000, 7000))}", f"start {region}")

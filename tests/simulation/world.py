@@ -33,15 +33,15 @@ from simulation.shared_region import SharedRegion
 from simulation.stage import Region
 
 SLOW_FOR_US: Final = 500_000
-"""So long after a slow message was sent a barrier may take longer than it waits."""
+"""For this long after a slow message was sent, a barrier may take longer than its timeout."""
 CALM_US: Final = 20_000_000
-"""So long after the last trouble nothing excuses a barrier or a flush that is not complete."""
+"""This long after the last trouble, nothing excuses an incomplete barrier or flush."""
 PROGRESS_LEDGER_BYTES: Final = 4096
-"""Progress ledgers are rolled over at this size here, so that worlds of a minute see it happen."""
+"""Progress ledgers roll over at this size here, so that it happens in worlds of a minute."""
 
 
 class World:
-    """Everything there is."""
+    """Everything in a simulation."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class World:
         self.ledger_entries = ledger_entries
         self.weather = Weather(None if chance is None else Random(chance))
         self.draw = Random(chance or 0).randrange
-        """Random numbers of brokers, apart from the weather's."""
+        """Random numbers of brokers, separate from those of faults and delays."""
         self.network = Network(self.loop, self.weather)
         self.model = Model(self)
         self.partitions = PartitionCounts(self)
@@ -79,15 +79,15 @@ class World:
         self.producers: dict[tuple[str, str], SimProducer] = {}
         self.consumers: dict[str, SimConsumer] = {}
         self.homes: dict[str, frozenset[str]] = {}
-        """Topic -> the regions it lives in, where a story said so; else in all."""
+        """Topic -> the regions it lives in, if a story said so; otherwise all."""
         self.told: set[str] = set()
-        """Topics of which somebody said in some region where they live."""
+        """Topics whose regions were set somewhere."""
         self.outside: dict[str, set[str]] = defaultdict(set)
-        """Topic -> regions that were none of its at some time, as somebody was told."""
+        """Topic -> regions that at some time did not belong to it, as some region was told."""
         self.quotas: set[tuple[str, str]] = set()
         """(region, topic) where a backlog quota was set at some time."""
         self.accepts_gaps = False
-        """In the end a person accepts what is lost everywhere."""
+        """At the end an operator accepts what is lost everywhere."""
         self.gone: set[str] = set()
         """Regions that never come back."""
         self.topic_of_ledger: dict[tuple[str, int], str] = {}
@@ -127,7 +127,7 @@ class World:
         self.trouble_us = self.loop.now_us
 
     def calm(self) -> bool:
-        """Nothing was wrong for a while, and nothing is."""
+        """Whether nothing is wrong, nor was for a while."""
         troubled = self.network.cuts or self.network.stalls or self.network.is_silent
         troubled = troubled or self.loop.now_us - self.trouble_us < CALM_US
         is_slow = self.loop.now_us - self.network.slow_us < SLOW_FOR_US
@@ -149,7 +149,7 @@ class World:
         return f"{origin.region}/{self.number(origin.region, origin.ledger)}:{origin.entry}"
 
     def number(self, region: str, ledger: int) -> int:
-        """How many ledgers the region made before this one, of all topics, and one."""
+        """The number of the ledger: 1 for the first that the region made, of all topics."""
         numbers = self._numbers[region]
         return numbers.setdefault(ledger, len(numbers) + 1)
 
@@ -183,7 +183,7 @@ class World:
         self.model.crashed(home)
 
     def restore(self, region: str, what: str = "") -> bool:
-        """Back to the saved copy, or only its ``volume`` or ``metadata``, with the broker down meanwhile."""
+        """Return to the saved copy, or only its ``volume`` or ``metadata``, with the broker down meanwhile."""
         home = self.regions[region]
         if home.saved is None:
             return False
@@ -191,7 +191,7 @@ class World:
         return True
 
     def wipe(self, region: str) -> None:
-        """Rebuilt from nothing."""
+        """Rebuild a region from nothing."""
         home = self.regions[region]
         saved, home.saved = home.saved, home.empty()
         self._go_back(home, "")
@@ -214,14 +214,14 @@ class World:
         home.start()
 
     def _origins(self, home: SimRegion, topic: str) -> set[Origin]:
-        """What is on the volume and is found again: by its name in the metadata, or by what its ledger says."""
+        """What is on the volume and will be found: by its name in the metadata, or by what its ledger says."""
         ledgers = home.volume.disk.ledgers.keys() & home.known_ledgers(topic)
         return {
             origin for ledger in ledgers for origin, _, _ in self.model.logs.ledger(home, ledger) if origin is not None
         }
 
     def repair(self) -> None:
-        """Everything works from now on."""
+        """End all faults."""
         self.trouble()
         self.weather.doubles = 0.0
         for dialler in self.names:
@@ -254,7 +254,7 @@ class World:
     # -- topics
 
     def topics(self) -> list[str]:
-        """Those that clients asked for and that exist in some region."""
+        """Topics that clients asked for and that exist in some region."""
         found: dict[str, None] = {}
         for _, topic in self.producers:
             found[topic] = None
@@ -275,11 +275,11 @@ class World:
         self.shadows.trimmed(home, topic, ledger)
 
     def base_goes(self, home: Region, base: str) -> None:
-        """The region has written down that it deletes a partitioned topic."""
+        """The region has recorded that it deletes a partitioned topic."""
         self.partitions.go(home, base)
 
     def position(self, region: str, origin: Origin, topic: str) -> Position | None:
-        """Where a region stores an entry."""
+        """The position where a region stores an entry."""
         home = self.regions[region]
         return next((place for place, one, _ in self.model.logs.of(home, topic) if one == origin), None)
 
