@@ -2,9 +2,9 @@
 """Shared metadata, measured on three brokers, each with an etcd of its own.
 
 *Visible*: policies are set in one region at a rate, over its admin API; what counts is the time from the request to the
-change in the etcd of each other region. *Local*: the same request with and without synchronization, one right
-after the other, so that what all regions do about the last ones competes with it for this machine; *alone*: ten a
-second. *Behind*: a region
+change in the etcd of each other region. *Local*: the same request with and without synchronization, in turns of some
+requests, one right after the other, so that what all regions do about the last ones competes with it for this machine;
+*alone*: ten a second. *Behind*: a region
 whose store is empty, until it has 100,000 values. *Ten*: what a comparison sends and receives when ten values of
 100,000 differ, HTTP and its proofs included. *Memory*: what a broker keeps of each value to compare it.
 """
@@ -39,6 +39,8 @@ from support.brokers.broker_process import wait_until
 NAMESPACES = 51
 """Whose policies are set in turn, a third of them in each region."""
 PARTS = ("memory", "local", "visible", "behind")
+TURNS = 4
+"""Without and with synchronization each: what else this machine does changes slower than that."""
 _values = itertools.count(1000)
 """What is set, each once: to set what is there already writes nothing."""
 
@@ -95,17 +97,17 @@ def stored_at(number: int) -> str:
     return f"{keys.namespace(f'bench/n{number}')}/policies/message_ttl_in_seconds"
 
 
-async def local(deployment: Deployment, count: int, pause: float = 0.0) -> float:
-    """Median of one request after the other, in milliseconds, with pauses of so many seconds."""
+async def local(deployment: Deployment, count: int, pause: float = 0.0) -> list[float]:
+    """Milliseconds of one request after the other, with pauses of so many seconds."""
     times = []
     async with aiohttp.ClientSession(deployment.brokers["us"].admin_url) as session:
         for number in range(count):
             begun = time.perf_counter()
             async with session.post(ttl(number % NAMESPACES), json=next(_values)) as answer:
                 assert answer.status == 204, await answer.text()
-            times.append(time.perf_counter() - begun)
+            times.append((time.perf_counter() - begun) * 1000)
             await asyncio.sleep(pause)
-    return statistics.median(times) * 1000
+    return times
 
 
 async def visible(deployment: Deployment, rate: int, seconds: float) -> tuple[float, list[float]]:
@@ -210,16 +212,28 @@ def switch_on(deployment: Deployment) -> None:
     deployment.wait_in_step(*REGIONS)
 
 
+def switch_off(deployment: Deployment) -> None:
+    for region in REGIONS:
+        deployment.switch(region, on=False)
+
+
 def measure_local(deployment: Deployment, count: int) -> Local:
     """Synchronization is off before, and on after."""
-    alone_off_ms = asyncio.run(local(deployment, count // 4, 0.1))
-    off_ms = asyncio.run(local(deployment, count))
-    switch_on(deployment)
-    asyncio.run(local(deployment, NAMESPACES))
-    alone_on_ms = asyncio.run(local(deployment, count // 4, 0.1))
-    on_ms = asyncio.run(local(deployment, count))
-    deployment.wait_in_step(*REGIONS)
-    return Local(off_ms, on_ms, alone_off_ms, alone_on_ms)
+    off: list[float] = []
+    on: list[float] = []
+    alone_off: list[float] = []
+    alone_on: list[float] = []
+    for turn in range(TURNS):
+        if turn:
+            switch_off(deployment)
+        for times, alone in ((off, alone_off), (on, alone_on)):
+            if times is on:
+                switch_on(deployment)
+            asyncio.run(local(deployment, NAMESPACES))  # what is slow once
+            alone += asyncio.run(local(deployment, count // 4 // TURNS, 0.1))
+            times += asyncio.run(local(deployment, count // TURNS))
+        deployment.wait_in_step(*REGIONS)
+    return Local(*map(statistics.median, (off, on, alone_off, alone_on)))
 
 
 def measure_visible(deployment: Deployment, rate: int, seconds: float) -> Visible:
