@@ -182,6 +182,7 @@ class Comparisons:
             return False
         self._standing.name_taken(None, region)
         self.admitted.set()
+        is_first = state.compared_ms is None
         state.compared_ms, state.caught_up, state.problem = self._shared.now_ms(), missed, None
         if peer.clock_offset_ms is not None:
             state.clock_offset_ms = peer.clock_offset_ms
@@ -194,8 +195,9 @@ class Comparisons:
         elif comparison.digest.shared != self._shared.choice.scopes:
             apart = scopes_apart(region, comparison.digest.shared, self._shared.choice.scopes)
             state.problem = f"{apart}: only what both share is kept equal; set metadataSyncScopes alike"
-        # Nobody publishes what is owed, or the other region does not know yet that more is shared.
-        if (self.stands_in and self._owed()) or joined != before:
+        # Nobody publishes what is owed, or the other region does not know yet that more is shared, or that it can
+        # compare itself with this one: it waits longer each time when it finds this one down, or not ready yet.
+        if (self.stands_in and self._owed()) or joined != before or is_first:
             with suppress(MetadataError):
                 await peer.hurry()
         return state.is_joined

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 from meridian_broker.gateway.event_topic import EventTopic
-from meridian_broker.gateway.metadata_comparing import Comparisons, Shared, together
+from meridian_broker.gateway.metadata_comparing import Comparisons, Shared
 from meridian_broker.gateway.metadata_standby import HOLD_SECONDS, Standby
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.sync import paths
@@ -30,8 +30,8 @@ RETRY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 1.0
 """Between attempts to send what was not sent, and to decide about parked states."""
 MARK_SECONDS: Final = 5.0
-CLEAR_SECONDS: Final = 0.2
-"""Between two removals of what was sent from the outbox."""
+CLEAR_SECONDS: Final = 0.5
+"""Between two removals from the outbox of what was sent, and of which nothing was written since the last one."""
 CLEARED_TOGETHER: Final = 48
 """Entries that one transaction removes."""
 
@@ -63,8 +63,6 @@ class Session:
         self.comparisons = Comparisons(shared, topic, self.known, self.applier, self.publisher, lambda: self.owed)
         self.publish_problem: str | None = None
         self._outbox = FollowedOutbox()
-        self._cleared = 0.0
-        """When it was cleared last."""
         self._owing = asyncio.Event()
 
     @property
@@ -83,6 +81,7 @@ class Session:
                 tasks.create_task(self.topic.run())
                 tasks.create_task(self._again("see what other regions lack", self._watch_outbox))
                 tasks.create_task(self._publish())
+                tasks.create_task(self._again("remove what was sent", self._clear))
                 tasks.create_task(self._again("follow values", self.known.follow_values))
                 tasks.create_task(self._again("follow deletions", self.known.follow_deletions))
                 tasks.create_task(self._again("follow what is parked", self.kept.follow_parked))
@@ -121,7 +120,7 @@ class Session:
         clock = asyncio.get_running_loop().time
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CLEAR_SECONDS if self._outbox.sent else LOOK_SECONDS):
+                async with asyncio.timeout(LOOK_SECONDS):
                     await self._owing.wait()
             if not self.topic.is_active or self._shared.choice.refusal is not None:
                 await asyncio.sleep(RETRY_SECONDS / 10)
@@ -130,10 +129,10 @@ class Session:
             begun = clock()
             try:
                 for some in in_groups(self._outbox.unsent.items()):
-                    await together([self.publisher.send(some), self._clear()])
+                    await self.publisher.send(some)
                     self._outbox.were_sent(some)
-                await together([self._clear(), asyncio.sleep(pause_after(clock() - begun))])
                 self.publish_problem = None
+                await asyncio.sleep(pause_after(clock() - begun))
             except MetadataError as error:
                 self.publish_problem = str(error)
                 self._owing.set()
@@ -143,16 +142,15 @@ class Session:
                 self.publish_problem = "see the log"
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _clear(self) -> None:
-        """Remove from the outbox what was sent, if it is time."""
-        sent, now = list(self._outbox.sent.values()), asyncio.get_running_loop().time()
-        if not sent or now < self._cleared + CLEAR_SECONDS:
-            return
-        self._cleared = now
-        for first in range(0, len(sent), CLEARED_TOGETHER):
-            some = sent[first : first + CLEARED_TOGETHER]
-            await self.publisher.delete(some)
-            self._outbox.were_removed(some)
+    async def _clear(self) -> NoReturn:
+        """Remove from the outbox what was sent. Nothing that is to be sent waits for that."""
+        while True:
+            await asyncio.sleep(CLEAR_SECONDS)
+            idle = self._outbox.idle()
+            for first in range(0, len(idle), CLEARED_TOGETHER):
+                some = idle[first : first + CLEARED_TOGETHER]
+                await self.publisher.delete(some)
+                self._outbox.were_removed(some)
 
     async def _look(self) -> None:
         turns = 0
@@ -165,7 +163,7 @@ class Session:
             await self.applier.release()
             if is_marking and self.comparisons.admitted.is_set():
                 if self._shared.choice.refusal is None and self.publish_problem is None:
-                    await self.publisher.mark(self.applier.heard)
+                    await self.publisher.mark(self.applier.heard, self._outbox.sent)
                 await self.applier.forget()
 
     # -- applying
