@@ -106,6 +106,8 @@ class Deployment:
         assert self.brokers[region].http(method, path + value).status == 204
         if on:
             wait_until(lambda: self.status(region).get("active"), f"{region} to read the topic")
+        else:
+            wait_until(lambda: "outbox" not in self.status(region), f"{region} to leave the topic")
 
     def status(self, region: str) -> dict[str, object]:
         found: dict[str, object] = self.brokers[region].http("GET", "/meridian/v1/metadata/status").json

@@ -38,6 +38,8 @@ from support.brokers.broker_process import wait_until
 NAMESPACES = 51
 """Namespaces whose policies are set in turn, a third of them in each region."""
 PARTS = ("memory", "local", "visible", "behind")
+TURNS = 4
+"""Without and with synchronization each: what else this machine does changes slower than that."""
 _values = itertools.count(1000)
 """Values to set, each once: setting an existing value writes nothing."""
 
@@ -102,9 +104,9 @@ async def local(deployment: Deployment, count: int, pause: float = 0.0) -> float
             begun = time.perf_counter()
             async with session.post(ttl(number % NAMESPACES), json=next(_values)) as answer:
                 assert answer.status == 204, await answer.text()
-            times.append(time.perf_counter() - begun)
+            times.append((time.perf_counter() - begun) * 1000)
             await asyncio.sleep(pause)
-    return statistics.median(times) * 1000
+    return times
 
 
 async def visible(deployment: Deployment, rate: int, seconds: float) -> tuple[float, list[float]]:
@@ -209,16 +211,28 @@ def switch_on(deployment: Deployment) -> None:
     deployment.wait_in_step(*REGIONS)
 
 
+def switch_off(deployment: Deployment) -> None:
+    for region in REGIONS:
+        deployment.switch(region, on=False)
+
+
 def measure_local(deployment: Deployment, count: int) -> Local:
     """Synchronization is off before this, and on afterwards."""
-    alone_off_ms = asyncio.run(local(deployment, count // 4, 0.1))
-    off_ms = asyncio.run(local(deployment, count))
-    switch_on(deployment)
-    asyncio.run(local(deployment, NAMESPACES))
-    alone_on_ms = asyncio.run(local(deployment, count // 4, 0.1))
-    on_ms = asyncio.run(local(deployment, count))
-    deployment.wait_in_step(*REGIONS)
-    return Local(off_ms, on_ms, alone_off_ms, alone_on_ms)
+    off: list[float] = []
+    on: list[float] = []
+    alone_off: list[float] = []
+    alone_on: list[float] = []
+    for turn in range(TURNS):
+        if turn:
+            switch_off(deployment)
+        for times, alone in ((off, alone_off), (on, alone_on)):
+            if times is on:
+                switch_on(deployment)
+            asyncio.run(local(deployment, NAMESPACES))  # what is slow once
+            alone += asyncio.run(local(deployment, count // 4 // TURNS, 0.1))
+            times += asyncio.run(local(deployment, count // TURNS))
+        deployment.wait_in_step(*REGIONS)
+    return Local(*map(statistics.median, (off, on, alone_off, alone_on)))
 
 
 def measure_visible(deployment: Deployment, rate: int, seconds: float) -> Visible:

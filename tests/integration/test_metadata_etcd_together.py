@@ -49,6 +49,29 @@ async def test_many_reads_and_writes_at_once_share_requests(
         assert (record.value, record.version) == (path.encode(), version)
 
 
+async def test_neighbours_are_read_by_the_page(store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [f"/many/{number:04d}" for number in range(1200)]
+    versions = dict(zip(paths, await asyncio.gather(*(store.put(path, path.encode()) for path in paths)), strict=True))
+    asked = count_requests(store, monkeypatch)
+    absent = ["/man", "/many/0600/no", "/many/9", "/many/90"]
+    wanted = [*absent, *reversed(paths), paths[7]]
+    found = await store.get_many(wanted)
+    assert found == [Record(path.encode(), versions[path]) if path in versions else None for path in wanted]
+    assert asked == ["RangeRequest"] * 3
+
+
+async def test_what_is_far_apart_is_not_read_with_everything_between(
+    store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [f"/many/{number:04d}" for number in range(1200)]
+    await asyncio.gather(*(store.put(path, path.encode()) for path in paths))
+    asked = count_requests(store, monkeypatch)
+    wanted = paths[::8]
+    found = await store.get_many(wanted)
+    assert [record.value.decode() for record in found if record is not None] == wanted
+    assert asked == ["RangeRequest", "TxnRequest", "TxnRequest"]
+
+
 async def test_each_write_that_shares_a_request_has_a_result_of_its_own(store: EtcdMetadataStore) -> None:
     version = await store.put("/taken", b"1")
     results = await asyncio.gather(

@@ -20,7 +20,7 @@ from meridian_broker.metadata.store import Delete, Put
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier
 from meridian_broker.metadata.sync.converging import Verdict, written
-from meridian_broker.metadata.sync.events import Changes, Event, decode
+from meridian_broker.metadata.sync.events import Changes, Event, Mark, decode
 from meridian_broker.metadata.sync.followed_outbox import FollowedOutbox
 from meridian_broker.metadata.sync.publishing import Publisher, in_groups
 from meridian_broker.metadata.sync.recording import RecordingStore
@@ -87,6 +87,14 @@ class Region:
         self.recording.guess_entries(found.entry)
         return found
 
+    async def followed_and_sent(self) -> FollowedOutbox:
+        """As ``followed``, and everything was sent and is not removed yet."""
+        found = await self.followed()
+        [sent] = in_groups(found.unsent.items())
+        await self.publisher.send(sent)
+        found.were_sent(sent)
+        return found
+
     async def send(self) -> list[str]:
         owed = await self.requests.scan(paths.OUTBOX + "/")
         return [one for some in in_groups(owed) for one in await self.asked(self.publisher.send(some))]
@@ -133,10 +141,7 @@ async def test_a_write_takes_the_place_of_an_entry_that_was_sent(region: Region)
     """So what it replaced is told as it was, although the entry was not removed yet."""
     await region.publisher.drain()
     await region.set_ttl(2)
-    followed = await region.followed()
-    [sent] = in_groups(followed.unsent.items())
-    await region.publisher.send(sent)
-    followed.were_sent(sent)
+    await region.followed_and_sent()
     before = await region.requests.get(PATH)
     assert await region.asked(region.set_ttl(3)) == ["transact"]
     region.sent.clear()
@@ -144,6 +149,19 @@ async def test_a_write_takes_the_place_of_an_entry_that_was_sent(region: Region)
     message = decode(region.sent[0])
     assert isinstance(message, Changes)
     assert [event.replaced for event in message.events] == [written(from_store(PATH, before.value))]
+
+
+async def test_a_mark_sends_what_was_not_sent_before_it_and_nothing_again(region: Region) -> None:
+    await region.publisher.drain()
+    await region.set_ttl(2)
+    followed = await region.followed_and_sent()
+    region.sent.clear()
+    await region.publisher.mark(region.applier.heard, followed.sent)
+    assert [type(decode(message)) for message in region.sent] == [Mark]
+    await region.set_ttl(3)
+    region.sent.clear()
+    await region.publisher.mark(region.applier.heard, followed.sent)
+    assert [type(decode(message)) for message in region.sent] == [Changes, Mark]
 
 
 async def test_what_was_just_written_is_sent_without_reading_it(region: Region) -> None:

@@ -13,7 +13,7 @@ from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound, QuotaReached
-from meridian_broker.metadata.records import SchemaRecord, decode, encode
+from meridian_broker.metadata.records import SchemaRecord, TenantRecord, decode, encode
 from meridian_broker.metadata.schema_catalog import SchemaQuota
 from meridian_broker.metadata.store import Committed, VersionConflict
 from meridian_broker.metadata.topic_records import LedgerRecord, TopicRecord
@@ -24,6 +24,28 @@ from support.worlds.catalog_world import NOW_MS, ORDERS, Clock
 
 
 class TestTopics:
+    async def test_namespaces_with_topics_are_found_without_asking_about_the_others(
+        self, catalog: Catalog, store: SqliteMetadataStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await catalog.tenants.create("acme", TenantRecord(allowed_clusters=frozenset(("us-east",))))
+        for name in ("acme/one", "acme/two", *(f"public/n{number}" for number in range(20))):
+            await catalog.namespaces.create(name)
+        await catalog.topics.create(parse("persistent://acme/one/t"))
+        await catalog.partitioned.create(parse("persistent://acme/two/t"), 2)
+        for name in ("public/n3", "public/n4"):
+            await catalog.topics.create(parse(f"persistent://{name}/t"))
+        asked: list[str] = []
+        children = store.children
+
+        async def counted(path: str) -> list[str]:
+            asked.append(path)
+            return await children(path)
+
+        monkeypatch.setattr(store, "children", counted)
+        assert await catalog.topics.namespaces() == {"acme/one", "public/n3", "public/n4"}
+        assert await catalog.partitioned.namespaces() == {"acme/two"}
+        assert len(asked) == 5
+
     async def test_create_put_get_delete(self, catalog: Catalog) -> None:
         record, version = await catalog.topics.create(ORDERS, TopicRecord(properties={"a": "b"}))
         assert (record.incarnation, record.properties) == ("", {"a": "b"})

@@ -190,6 +190,19 @@ class TestView:
             assert cluster is not None
             assert cluster.service_url == "http://a"
 
+    async def test_what_is_written_between_the_first_look_and_the_watching_is_seen_without_another_look(
+        self, make: Callable[[], Catalog], catalog: Catalog
+    ) -> None:
+        other = make()
+        await other.begin()
+        assert other.namespace("public/default") is not None
+        await catalog.clusters.create("asia", ClusterRecord("http://a"))
+        running = asyncio.create_task(other.run())
+        await wait_until(lambda: other.cluster("asia") is not None)
+        assert other._access.scans == 1
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
     async def test_listeners_hear_of_own_writes_too(self, catalog: Catalog) -> None:
         async with running(catalog) as heard:
             await catalog.namespaces.set_policy("public/default", "message_ttl_in_seconds", 9)

@@ -67,3 +67,16 @@ def test_entries_that_are_read_again_are_sent_if_they_are_others() -> None:
     found.read([(ONE, stored(1)), (TWO, stored(3))])
     assert list(found.sent) == [ONE]
     assert list(found.unsent) == [TWO]
+
+
+def test_an_entry_is_idle_that_was_sent_before_the_last_look_and_not_written_since() -> None:
+    found = followed(a=1, b=2)
+    sent = all_sent(found)
+    assert not found.idle()
+    assert found.idle() == sent
+    found.hear([Change(ONE, stored(3))])
+    assert found.idle() == sent[1:]
+    all_sent(found)
+    assert found.idle() == sent[1:], "the other one was sent again just now"
+    found.were_removed(sent[1:])
+    assert found.idle() == list(found.sent.values())

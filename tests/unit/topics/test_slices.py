@@ -149,7 +149,10 @@ async def test_the_topics_on_record() -> None:
     async def listed(namespace: str) -> Listing:
         return Counted("persistent", namespace, [f"{number:05}" for number in range(MANY)])
 
-    some = parts(topics=SimpleNamespace(listing=listed))
+    async def inhabited() -> frozenset[str]:
+        return frozenset(("t/n",))
+
+    some = parts(topics=SimpleNamespace(listing=listed, namespaces=inhabited))
     registry = TopicRegistry(some)
     unopened = some.unfinished.unopened
     task = asyncio.ensure_future(registry.survey())

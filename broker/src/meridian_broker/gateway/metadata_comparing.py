@@ -181,6 +181,7 @@ class Comparisons:
             return False
         self._standing.name_taken(None, region)
         self.admitted.set()
+        is_first = state.compared_ms is None
         state.compared_ms, state.caught_up, state.problem = self._shared.now_ms(), missed, None
         if peer.clock_offset_ms is not None:
             state.clock_offset_ms = peer.clock_offset_ms

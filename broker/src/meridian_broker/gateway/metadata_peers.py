@@ -113,10 +113,20 @@ class RestPeer:
         return answer
 
 
-def state_json(state: Stamped) -> dict[str, Any]:
-    """The inverse of what ``RestPeer.states`` reads."""
-    value = None if state.value is None else json.loads(state.value)
-    return {"stamp": list(state.stamp), "generation": state.generation, "deleted": state.value is None, "value": value}
+def states_json(states: Mapping[str, Stamped]) -> bytes:
+    """The inverse of what ``RestPeer.states`` reads. Values are JSON already."""
+    shown = (
+        b'%b:{"stamp":%b,"generation":%d,"deleted":%b,"value":%b}'
+        % (
+            canonical(path),
+            canonical(list(state.stamp)),
+            state.generation,
+            b"true" if state.value is None else b"false",
+            b"null" if state.value is None else state.value,
+        )
+        for path, state in states.items()
+    )
+    return b'{"states":{%b}}' % b",".join(shown)
 
 
 def summary_json(one: Summary) -> list[Any]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 from meridian_broker.gateway.event_topic import EventTopic
-from meridian_broker.gateway.metadata_comparing import Comparisons, Shared, together
+from meridian_broker.gateway.metadata_comparing import Comparisons, Shared
 from meridian_broker.gateway.metadata_standby import HOLD_SECONDS, Standby
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.sync import paths
@@ -82,6 +82,7 @@ class Session:
                 tasks.create_task(self.topic.run())
                 tasks.create_task(self._again("follow the outbox", self._watch_outbox))
                 tasks.create_task(self._publish())
+                tasks.create_task(self._again("remove what was sent", self._clear))
                 tasks.create_task(self._again("follow values", self.known.follow_values))
                 tasks.create_task(self._again("follow deletions", self.known.follow_deletions))
                 tasks.create_task(self._again("follow parked states", self.kept.follow_parked))
@@ -120,7 +121,7 @@ class Session:
         clock = asyncio.get_running_loop().time
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CLEAR_SECONDS if self._outbox.sent else LOOK_SECONDS):
+                async with asyncio.timeout(LOOK_SECONDS):
                     await self._owing.wait()
             if not self.topic.is_active or self._shared.choice.refusal is not None:
                 await asyncio.sleep(RETRY_SECONDS / 10)
@@ -129,10 +130,10 @@ class Session:
             begun = clock()
             try:
                 for some in in_groups(self._outbox.unsent.items()):
-                    await together([self.publisher.send(some), self._clear()])
+                    await self.publisher.send(some)
                     self._outbox.were_sent(some)
-                await together([self._clear(), asyncio.sleep(pause_after(clock() - begun))])
                 self.publish_problem = None
+                await asyncio.sleep(pause_after(clock() - begun))
             except MetadataError as error:
                 self.publish_problem = str(error)
                 self._owing.set()
@@ -164,7 +165,7 @@ class Session:
             await self.applier.release()
             if is_marking and self.comparisons.admitted.is_set():
                 if self._shared.choice.refusal is None and self.publish_problem is None:
-                    await self.publisher.mark(self.applier.heard)
+                    await self.publisher.mark(self.applier.heard, self._outbox.sent)
                 await self.applier.forget()
 
     # -- applying

@@ -9,7 +9,7 @@ answers may lag slightly, except for this process's own writes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ from meridian_broker.metadata.rules import Rules, rules
 from meridian_broker.metadata.schema_catalog import Schemas
 from meridian_broker.metadata.shadow_needs import ShadowNeeds
 from meridian_broker.metadata.shadow_topics import ShadowTopics, as_shadow
-from meridian_broker.metadata.store import MetadataError, MetadataStore, Record
+from meridian_broker.metadata.store import Change, MetadataError, MetadataStore, Record
 from meridian_broker.metadata.tenancy import Clusters, Namespaces, Tenants
 from meridian_broker.metadata.topic_catalog import Topics
 from meridian_broker.metadata.view import Changed
@@ -63,6 +63,8 @@ class Catalog:
         self._access = Access(store, clock)
         self._sleep = sleep
         self._listeners: list[Listener] = []
+        self._watch: AsyncIterator[list[Change]] | None = None
+        """Of everything, if it was established and nobody has heard its changes yet."""
         self._pulsar: frozenset[str] = frozenset()
         self._pulsar_as_of = -1
         self._ledger_ids = LedgerIds(self._access, now_ms, draw, alone)
@@ -209,11 +211,22 @@ class Catalog:
         await self._access.refresh()
         await self.shadows.load()
 
+    async def begin(self) -> None:
+        """As ``refresh``; what changes from then on is for ``run``, which therefore need not read everything again.
+
+        :raises MetadataUnavailable: the store does not answer.
+        """
+        watch = self._access.store.watch(keys.GEO)
+        await anext(watch)
+        await self.refresh()
+        self._watch = watch
+
     async def run(self) -> None:
         """Keep the view current and notify the listeners, until cancelled. A failed watch is restarted."""
         while True:
             try:
-                async for changes in self._access.store.watch(keys.GEO):
+                begun, self._watch = self._watch, None
+                async for changes in begun or self._access.store.watch(keys.GEO):
                     if changes:
                         self._tell(self._access.hear(changes))
                     else:

@@ -16,7 +16,7 @@ from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, N
 from meridian_broker.metadata.policies_of_topics import forget_policies
 from meridian_broker.metadata.records import PartitionedTopicRecord, decode, encode
 from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataFull, Put, VersionConflict
-from meridian_broker.metadata.topic_listing import Listing, list_topics
+from meridian_broker.metadata.topic_listing import Listing, inhabited, list_topics
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
 
@@ -56,6 +56,10 @@ class PartitionedTopics:
         """As ``names``."""
         folder = keys.partitioned_topics_of(namespace, domain)
         return Listing(domain, namespace, await self._access.store.children(folder))
+
+    async def namespaces(self) -> frozenset[str]:
+        """Those with partitioned topics."""
+        return await inhabited(self._access, keys.PARTITIONED)
 
     async def all(self, namespace: str) -> list[tuple[TopicName, PartitionedTopicRecord]]:
         """The persistent ones of ``tenant/namespace``, including those whose deletion has begun."""

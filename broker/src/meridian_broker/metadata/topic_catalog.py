@@ -17,7 +17,7 @@ from meridian_broker.metadata.limits import MAX_OPERATIONS
 from meridian_broker.metadata.policies_of_topics import forget_policies
 from meridian_broker.metadata.records import PartitionedTopicRecord
 from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
-from meridian_broker.metadata.topic_listing import Listing, list_topics
+from meridian_broker.metadata.topic_listing import Listing, inhabited, list_topics
 from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import Position
@@ -70,6 +70,10 @@ class Topics:
     async def listing(self, namespace: str, domain: str = PERSISTENT) -> Listing:
         """As ``names``."""
         return Listing(domain, namespace, await self._access.store.children(keys.topics_of(namespace, domain)))
+
+    async def namespaces(self) -> frozenset[str]:
+        """Those with topics on record."""
+        return await inhabited(self._access, keys.TOPICS)
 
     async def watch(self, namespace: str, domain: str = PERSISTENT) -> AsyncIterator[list[tuple[TopicName, bool]]]:
         """The topics of a namespace whose records are written (True) or deleted (False), by any broker of the region.

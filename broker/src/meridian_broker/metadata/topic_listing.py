@@ -37,3 +37,13 @@ async def list_topics(access: Access, namespace: str, domain: str, folder: str) 
     check_namespace(namespace)
     found = Listing(domain, namespace, await access.store.children(folder))
     return found.topic_names(0, len(found))
+
+
+async def inhabited(access: Access, folder: str) -> frozenset[str]:
+    """Namespaces that have anything in a folder, as ``tenant/namespace``. A store is asked once for each of their
+    tenants, however many others there are."""
+    found: set[str] = set()
+    for tenant in await access.store.children(folder):
+        for short in await access.store.children(f"{folder}/{tenant}"):
+            found.add(f"{keys.unescape(tenant)}/{keys.unescape(short)}")
+    return frozenset(found)

@@ -76,7 +76,7 @@ async def open_stores(
         *(recording, clock, scheduler.now_ms, asyncio.sleep, secrets.randbelow),
         alone=asyncio.Lock(),
     )
-    await catalog.refresh()
+    await catalog.begin()
     scheduler.spawn(catalog.run(), "follow the metadata")
     near = await open_ledgers(settings, files)
     stack.push_async_callback(near.close)

@@ -13,7 +13,7 @@ from aiohttp import web
 from meridian_broker.admin.http.gatekeeping import ADMITTED
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, state
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
-from meridian_broker.gateway.metadata_peers import numbers_json, state_json, summary_json
+from meridian_broker.gateway.metadata_peers import numbers_json, states_json, summary_json
 from meridian_broker.gateway.metadata_session import Session
 from meridian_broker.gateway.metadata_standby import HOLD_SECONDS
 from meridian_broker.metadata.errors import Invalid
@@ -97,7 +97,7 @@ async def states(request: web.Request) -> web.Response:
     records = dict.fromkeys(map(paths.tombstone, wanted)) | dict(zip(wanted, values, strict=True))
     seen = Seen(records | dict(zip(map(paths.tombstone, absent), stones, strict=True)))
     found = {path: one for path in wanted if (one := seen.state(path)) is not None}
-    return answer({"states": {path: state_json(one) for path, one in found.items()}})
+    return web.Response(body=states_json(found), content_type="application/json")
 
 
 async def compare(request: web.Request) -> web.Response:

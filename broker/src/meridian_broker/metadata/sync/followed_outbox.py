@@ -2,7 +2,8 @@
 """The outbox as a watch reports it, and which of its entries were sent.
 
 What was sent is not removed at once: that would cost a transaction for each message. Until it is removed, together with
-what else was sent, a write may take its place (``entry``), which then need not be removed either.
+what else was sent, a write may take its place (``entry``), which then need not be removed either. So only what is
+*idle* is removed: a path that is written again and again keeps its entry, and writers do not disturb the removal.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class FollowedOutbox:
         """Entries to send."""
         self.sent: dict[str, Owed] = {}
         """Entries that were sent and are still stored: no write was added to them."""
+        self._looked_at: dict[str, Owed] = {}
+        """What ``sent`` was when ``idle`` looked last."""
 
     def read(self, found: Iterable[tuple[str, Record]]) -> None:
         """Take these for all entries."""
@@ -49,6 +52,12 @@ class FollowedOutbox:
         for one in some:
             if self.sent.get(one.path) == one:
                 del self.sent[one.path]
+
+    def idle(self) -> list[Owed]:
+        """Entries to remove: sent before the last call of this, and not written since."""
+        found = [one for path, one in self.sent.items() if self._looked_at.get(path) is one]
+        self._looked_at = dict(self.sent)
+        return found
 
     def entry(self, path: str) -> Record | None:
         """What is probably at a path; with ``outbox.SENT`` if all of it was sent. None: nothing is there."""

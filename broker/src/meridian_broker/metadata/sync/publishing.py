@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from meridian_broker.metadata.errors import Contended
@@ -73,25 +74,30 @@ class Publisher:
         self.published = 0
         """Events that are in the topic, since the start."""
 
-    async def drain(self) -> int:
+    async def drain(self, sent: Mapping[str, Owed] = MappingProxyType({})) -> int:
         """Send everything that is in the outbox now, oldest first. Returns the number of events.
 
+        :param sent: entries that are in the topic already, and stay where they are.
         :raises MetadataError: store or topic does not answer. What was not sent stays.
         """
-        sent = 0
-        for some in in_groups(await self._store.scan(paths.OUTBOX + "/")):
-            sent += await self.send(some)
+        found = await self._store.scan(paths.OUTBOX + "/")
+        count = 0
+        for some in in_groups([(at, now) for at, now in found if at not in sent or sent[at].record != now]):
+            count += await self.send(some)
             await self.delete(some)
-        return sent
+        return count
 
-    async def mark(self, heard: Callable[[], Awaitable[Mapping[str, Moment]]]) -> Mark:
+    async def mark(
+        self, heard: Callable[[], Awaitable[Mapping[str, Moment]]], sent: Mapping[str, Owed] = MappingProxyType({})
+    ) -> Mark:
         """Promise that nothing up to now is still to be sent, and report what was heard from other regions.
 
         :param heard: by region, its mark up to which everything was applied here; read after the outbox was sent.
+        :param sent: as for ``drain``.
         :raises MetadataError: as ``drain``.
         """
         upto = await self._set_mark()
-        await self.drain()
+        await self.drain(sent)
         mark = Mark(self._clock.region, upto, {**await heard(), self._clock.region: upto})
         await self._notify(encode_message(mark))
         return mark

@@ -78,7 +78,8 @@ class Loading:
         :param on_record: topics.
         """
         parts, unfinished = self._parts, self._parts.unfinished
-        for namespace in parts.catalog.known_namespaces():
+        inhabited = await parts.catalog.partitioned.namespaces()
+        for namespace in filter(inhabited.__contains__, parts.catalog.known_namespaces()):
             found = await parts.catalog.partitioned.all(namespace)
             async for name, record in in_slices(parts.scheduler, found, PARTITIONED):
                 if record.deleting is not None:

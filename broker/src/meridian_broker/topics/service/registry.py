@@ -82,7 +82,8 @@ class TopicRegistry:
         """The topics on record that this broker owns. :raises MetadataError: they cannot be read."""
         catalog = self.parts.catalog
         every: list[TopicName] = []
-        for namespace in catalog.known_namespaces():
+        inhabited = await catalog.topics.namespaces()
+        for namespace in filter(inhabited.__contains__, catalog.known_namespaces()):
             found = await catalog.topics.listing(namespace)
             every += await listing.topic_names_of(found, self.parts.scheduler)
         names: list[TopicName] = []
