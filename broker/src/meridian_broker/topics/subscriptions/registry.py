@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.compaction.view import CompactedView
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.dispatch.types import SubscriptionType
+    from meridian_broker.topics.subscriptions.newest import Newest
 
 _ENDING: Final = (Verdict.REMOVE, Verdict.REPLACE)
 """Verdicts that end the life of the current subscription."""
@@ -65,6 +66,8 @@ class SubscriptionRegistry:
         self.compaction = compaction
         self._record_changed = record_changed
         self.subscriptions: dict[str, Subscription] = {}
+        self.newest: Newest | None = None
+        """Its newest entry; None: it has few subscriptions."""
         self.tombstones = Tombstones(topic)
         self.closed_names = ClosedNames(topic)
         self.dispatch_rates: DispatchRates = DispatchRates(topic.scheduler, self.subscriptions)
