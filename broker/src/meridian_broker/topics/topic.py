@@ -43,6 +43,7 @@ from meridian_broker.topics.publishing.pulsar_places import PulsarPlaces
 from meridian_broker.topics.publishing.rates import PublishRates
 from meridian_broker.topics.publishing.storing import Storing
 from meridian_broker.topics.shadows import Shadows
+from meridian_broker.topics.subscriptions.newest import FEW, Newest
 from meridian_broker.topics.subscriptions.registry import SubscriptionRegistry
 from meridian_broker.topics.subscriptions.subscribing import Subscribing
 
@@ -309,6 +310,8 @@ class Topic(TopicContext):
     def _dispatch_all(self) -> None:
         """New entries arrived: offer them to every subscription with consumers."""
         self.last_used_ms = self.scheduler.now_ms()
+        if self.subscription_registry.newest is None and len(self.subscriptions) > FEW:
+            self.subscription_registry.newest = Newest(self)
         for subscription in self.subscriptions.values():
             if subscription.dispatcher is not None:
                 subscription.dispatch_soon()

@@ -106,7 +106,7 @@ class Connection(Outgoing):
         super().__init__(broker, loop, listener)
         self._handlers = handlers
         self._run_handlers = run_handlers
-        self._decoder = FrameDecoder(FIRST_FRAME_BYTES)
+        self._decoder = FrameDecoder(FIRST_FRAME_BYTES, joins=True)
         self._pending = 0
         self._pending_bytes = 0
         self._heard = True

@@ -27,7 +27,7 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ConsumerNotFoundError, MetadataError, ServerError
-from meridian_broker.wire.pulsar.frames import ACK, CUMULATIVE, FLOW, INDIVIDUAL, Ack
+from meridian_broker.wire.pulsar.frames import ACK, ACK_OF_MANY, CUMULATIVE, FLOW, FLOW_OF_MANY, INDIVIDUAL, Ack
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection
@@ -59,6 +59,14 @@ def acks_and_flows(connection: Connection, commands: Sequence[Any], first: int) 
             _, consumer_id, permits = command
             if (consumer := consumers.get(consumer_id)) is not None:
                 consumer.flow(permits)
+        elif command[0] == ACK_OF_MANY:
+            for consumer_id in command.consumer_ids:
+                if (consumer := consumers.get(consumer_id)) is not None:
+                    consumer.subscription.acknowledge(consumer, [command.position])
+        elif command[0] == FLOW_OF_MANY:
+            for consumer_id in command.consumer_ids:
+                if (consumer := consumers.get(consumer_id)) is not None:
+                    consumer.flow(command.permits)
         else:
             return at
     return len(commands)

@@ -15,6 +15,7 @@ from meridian_broker.gateway.pulsar import (
     topic_lists,
 )
 from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.frames import ACK, ACK_OF_MANY, FLOW, FLOW_OF_MANY
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection, Handler, RunHandler
@@ -58,4 +59,6 @@ HANDLERS: Final[dict[int, Handler]] = {
     **dict.fromkeys(PEER_COMMANDS, _peer),
     _T.ENTRIES_WANTED: entries.wanted,
 }
-RUN_HANDLERS: Final[dict[int, RunHandler]] = dict.fromkeys((_T.ACK, _T.FLOW), consumers.acks_and_flows)
+RUN_HANDLERS: Final[dict[int, RunHandler]] = dict.fromkeys(
+    (ACK, FLOW, ACK_OF_MANY, FLOW_OF_MANY), consumers.acks_and_flows
+)

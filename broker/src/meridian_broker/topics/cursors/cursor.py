@@ -104,6 +104,21 @@ class Cursor(AckBuffer):
             return False
         return self.dropped is None or not self.dropped.contains(region, origin)
 
+    def simply_owes(self, region: str, origin: Position) -> bool:
+        """Whether an entry is owed as to any subscription that only acknowledges: there was no rewind, nothing is
+        dropped, pending, or read through a view, so that nothing has to be noted when it is sent."""
+        return (
+            self._delta is None
+            and self._confirmations is None
+            and self.durable
+            and not self._has_skipped
+            and self.resent is None
+            and self.dropped is None
+            and self.compacted is None
+            and self.times is None
+            and not self.progress.is_acked(region, origin)
+        )
+
     def are_done(self, index: LedgerIndex, first: int, last: int) -> bool | None:
         """Whether all entries of a stretch of a ledger are acked (True), or none is acked, dropped or damaged (False).
         None: only a look at each (``is_owed``) can tell."""

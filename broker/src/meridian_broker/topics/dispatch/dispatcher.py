@@ -154,6 +154,11 @@ class Dispatcher:
     def acked_elsewhere(self) -> None:
         """Other regions acknowledged entries; some of them may be in flight here."""
 
+    def ready_after(self, _position: Position) -> Consumer | None:
+        """The consumer that everything goes to, if it has been sent all up to here and may be sent more; None also if
+        several receive at once."""
+        return None
+
     def pump(self) -> None:
         """Send whatever can be sent now."""
         raise NotImplementedError

@@ -14,6 +14,7 @@ from meridian_broker.topics.dispatch.dispatcher import TURN_ENTRIES, Dispatcher
 if TYPE_CHECKING:
     from meridian_broker.ledgers.reading import Stored
     from meridian_broker.ledgers.scheduling import Timer
+    from meridian_broker.positions.position import Position
     from meridian_broker.topics.cursors.cursor import Cursor
     from meridian_broker.topics.dispatch.delivery import Delivery
     from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
@@ -84,6 +85,11 @@ class SingleDispatcher(Dispatcher):
 
     def is_active(self, consumer: Consumer) -> bool:
         return self.active is consumer
+
+    def ready_after(self, position: Position) -> Consumer | None:
+        active = self.active
+        is_there = self.read == position and self._waiting is None and self._covered is None and not self._reading
+        return active if is_there and active is not None and active.ready else None
 
     def pump(self) -> None:
         active = self.active

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from meridian_broker.replication.leases.quorums import VoterSets
     from meridian_broker.topics.compaction.compaction import Compaction
     from meridian_broker.topics.dispatch.rates import DispatchRates
+    from meridian_broker.topics.subscriptions.newest import Newest
 
 S = TypeVar("S")
 """A subscription. Its class depends on this port, so the port cannot name it."""
@@ -28,6 +29,11 @@ class Registry(Protocol[S]):
     @property
     def compaction(self) -> Compaction:
         """The topic's compaction: the view that subscriptions may read."""
+        ...
+
+    @property
+    def newest(self) -> Newest | None:
+        """The topic's newest entry; None: it has few subscriptions."""
         ...
 
     @property

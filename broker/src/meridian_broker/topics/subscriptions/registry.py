@@ -63,6 +63,8 @@ class SubscriptionRegistry:
         self.compaction = compaction
         self._record_changed = record_changed
         self.subscriptions: dict[str, Subscription] = {}
+        self.newest: Newest | None = None
+        """Its newest entry; None: it has few subscriptions."""
         self.tombstones = Tombstones(topic)
         self.closed_names = ClosedNames(topic)
         self.dispatch_rates: DispatchRates = DispatchRates(topic.scheduler, self.subscriptions)

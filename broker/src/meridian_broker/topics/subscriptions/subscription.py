@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.cursors.ack_state import AckState
     from meridian_broker.topics.ports import DispatchShares, Exchange
+    from meridian_broker.topics.subscriptions.newest import Newest
     from meridian_broker.topics.subscriptions.ports import Registry
 
 
@@ -233,13 +234,36 @@ class Subscription:
     def next_turn(self) -> None:
         """Dispatch."""
         self._pumping = False
-        if self.dispatcher is not None and not self.barrier and self.topic.failure is None:
+        newest, dispatcher = self.registry.newest, self.dispatcher
+        if dispatcher is None or (newest is not None and self._send_newest(newest, dispatcher)):
+            return
+        if not self.barrier and self.topic.failure is None:
             self.cursor.flush_pending()
             if self.topic.settling is Settling.NOT and (self.share is None or self.share.held):
-                self.dispatcher.pump()
+                after = dispatcher.read
+                dispatcher.pump()
+                if newest is not None and dispatcher.read is not after:
+                    newest.note(after, dispatcher.read)
             if self.topic.terminated is not None:
                 self._tell_end()
             self.cursor.catch_up()
+
+    def _send_newest(self, newest: Newest, dispatcher: Dispatcher) -> bool:
+        """Send the newest entry, as ``pump`` and ``send`` would. False: nothing was sent, ask those."""
+        if not newest.may_be_sent() or self.barrier or self.share is not None or self.pace is not None:
+            return False
+        consumer = dispatcher.ready_after(newest.after)
+        if consumer is None or not self.cursor.simply_owes(newest.region, newest.origin):
+            return False
+        entry, dispatcher.read = newest.entry, newest.position
+        size = len(entry)
+        consumer.permits -= 1
+        consumer.messages_out += 1
+        consumer.bytes_out += size
+        self.messages_out += 1
+        self.bytes_out += size
+        consumer.port.deliver(consumer, newest.position, entry, 0, None)
+        return True
 
     def _tell_end(self) -> None:
         """Tell each consumer once that the topic is terminated and everything in it acknowledged."""

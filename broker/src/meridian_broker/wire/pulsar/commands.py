@@ -15,6 +15,9 @@ SEND: Final = 6
 MESSAGE: Final = 9
 ACK: Final = 10
 FLOW: Final = 11
+ACK_OF_MANY: Final = -ACK
+FLOW_OF_MANY: Final = -FLOW
+"""No types of the protocol: what a decoder says of many such commands in a row."""
 
 INDIVIDUAL: Final = 0
 CUMULATIVE: Final = 1
@@ -64,6 +67,22 @@ class Flow(NamedTuple):
     permits: int
 
 
+class AckOfMany(NamedTuple):
+    """Each of these consumers acknowledges this entry, by itself, without waiting for an answer."""
+
+    type: int
+    consumer_ids: list[int]
+    position: Position
+
+
+class FlowOfMany(NamedTuple):
+    """Each of these consumers can accept this many more messages."""
+
+    type: int
+    consumer_ids: list[int]
+    permits: int
+
+
 class Message(NamedTuple):
     """A delivered entry (client's side)."""
 
@@ -83,7 +102,7 @@ class Command(NamedTuple):
     message: Any
 
 
-AnyCommand = Send | Ack | Flow | Message | Command
+AnyCommand = Send | Ack | Flow | AckOfMany | FlowOfMany | Message | Command
 
 
 class FrameError(ValueError):

@@ -12,6 +12,8 @@ command's type, so a table of handlers can be indexed by ``command[0]``::
 
     Send | Ack | Flow | Message | Command(type, message)
 
+A broker's decoder joins ACKs and FLOWs of many consumers in a row that say the same (``alike.py``).
+
 An unknown command is not an error: it is returned as ``Command(number, BaseCommand)``. Bytes that cannot be a frame
 raise ``FrameError``; nothing after them can be read, so the connection is over. Commands that were complete before the
 bad frame are in ``error.before``.
@@ -26,17 +28,22 @@ from crc32c import crc32c
 
 from meridian_broker.bounds.clients import ACK_IDS, FRAME_BYTES
 from meridian_broker.positions.position import Position
+from meridian_broker.wire.pulsar import alike
 from meridian_broker.wire.pulsar.commands import (
     ACK,
+    ACK_OF_MANY,
     CUMULATIVE,
     FLOW,
+    FLOW_OF_MANY,
     INDIVIDUAL,
     MESSAGE,
     SEND,
     Ack,
+    AckOfMany,
     AnyCommand,
     Command,
     Flow,
+    FlowOfMany,
     FrameError,
     FrameMalformed,
     FrameTooLarge,
@@ -49,15 +56,19 @@ from meridian_broker.wire.pulsar.varints import VARINT_CACHE_ENTRIES, read_varin
 
 __all__ = [
     "ACK",
+    "ACK_OF_MANY",
     "CUMULATIVE",
     "FLOW",
+    "FLOW_OF_MANY",
     "INDIVIDUAL",
     "MESSAGE",
     "SEND",
     "Ack",
+    "AckOfMany",
     "AnyCommand",
     "Command",
     "Flow",
+    "FlowOfMany",
     "FrameDecoder",
     "FrameError",
     "FrameMalformed",
@@ -82,6 +93,8 @@ _PARTS_MAX: Final = 64
 """Pieces of one incomplete frame kept apart; a sender of single bytes must not cost an object for each."""
 ACKED_ALIKE: Final = 64
 """ACKs of one entry that a decoder remembers: consumers of one connection may acknowledge several entries in turns."""
+RUN_TRIES: Final = 2
+"""So often in one read, a run of what many consumers say alike is looked for and not found."""
 _PLAIN_ACK_BYTES: Final = 6 * ACK_IDS
 """An id takes six bytes at least."""
 _TYPE_TAG: Final = 0x0800
@@ -101,12 +114,14 @@ class FrameDecoder:
     """Turns a stream of bytes into commands. One per connection and direction.
 
     :param max_frame_bytes: the largest ``total`` accepted.
+    :param joins: what many consumers say alike becomes one ``AckOfMany`` or ``FlowOfMany``.
     """
 
-    __slots__ = ("_acked", "_acker", "_failure", "_have", "_ledgers", "_need", "_parts", "max_frame_bytes")
+    __slots__ = ("_acked", "_acker", "_failure", "_have", "_joins", "_ledgers", "_need", "_parts", "max_frame_bytes")
 
-    def __init__(self, max_frame_bytes: int = FRAME_BYTES) -> None:
+    def __init__(self, max_frame_bytes: int = FRAME_BYTES, *, joins: bool = False) -> None:
         self.max_frame_bytes = max_frame_bytes
+        self._joins = joins
         self._parts: list[bytes | bytearray] = []
         self._have = 0
         self._need = _SIZES_BYTES
@@ -180,6 +195,7 @@ class FrameDecoder:
         size = len(data)
         limit = self.max_frame_bytes
         unpack, acked = _START.unpack_from, self._acked
+        tries = RUN_TRIES if self._joins else 0
         view = memoryview(data)
         while True:
             if size - position >= _START_BYTES:
@@ -210,6 +226,11 @@ class FrameDecoder:
                         place = acked.get(data[at + 7 : command_end])
                         first = first & 0x7F | two << 7
                     if place is not None and first < 0x4000:
+                        if tries:
+                            position = alike.take(data, at - 8, acked, commands)
+                            if position >= end:
+                                continue
+                            position, tries = end, tries - 1
                         commands.append(_new(Ack, (ACK, first, INDIVIDUAL, [place], None, None)))
                         continue
                 ack = self._plain_ack(data, at + 2, command_end)
@@ -247,25 +268,10 @@ class FrameDecoder:
                         magic, stored = _PAYLOAD_HEAD.unpack_from(data, command_end)
                         if options is not None and magic == _MAGIC_NUMBER:
                             messages, highest, chunk, marker = options
-                            commands.append(
-                                _new(
-                                    Send,
-                                    (
-                                        SEND,
-                                        first,
-                                        number,
-                                        highest,
-                                        messages,
-                                        chunk,
-                                        marker,
-                                        None,
-                                        None,
-                                        False,
-                                        crc32c(view[command_end + 6 : end]) == stored,
-                                        data[command_end:end] if total < LARGE_BYTES else view[command_end:end],
-                                    ),
-                                )
-                            )
+                            ok = crc32c(view[command_end + 6 : end]) == stored
+                            body = data[command_end:end] if total < LARGE_BYTES else view[command_end:end]
+                            sent = SEND, first, number, highest, messages, chunk, marker, None, None, False, ok, body
+                            commands.append(_new(Send, sent))
                             continue
                     elif start == _FLOW_START and field == _FLOW_FIELD and rest == 0:
                         commands.append(_new(Flow, (FLOW, first, number)))

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What many consumers say alike is read at once, and says what it says frame by frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.positions.position import Position
+from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.frames import (
+    ACK_OF_MANY,
+    FLOW_OF_MANY,
+    Ack,
+    AckOfMany,
+    Flow,
+    FlowOfMany,
+    FrameDecoder,
+    FrameError,
+)
+
+LEDGER = 750_000_000_000_123
+CONSUMERS = [0, 1, 120, 126, 127, 128, 129, 1000, 16380, 16383, 16384]
+ENTRIES = [1, 2, 127, 128, 70_000]
+
+
+def one_by_one(commands: Iterable[Any]) -> list[Any]:
+    """As if each consumer's frames had been read by themselves."""
+    found: list[Any] = []
+    for command in commands:
+        if isinstance(command, AckOfMany):
+            found += [Ack(10, one, 0, [command.position], None, None) for one in command.consumer_ids]
+        elif isinstance(command, FlowOfMany):
+            found += [Flow(11, one, command.permits) for one in command.consumer_ids]
+        else:
+            found.append(command)
+    return found
+
+
+def written(consumer: int, entries: list[int], permits: int) -> bytes:
+    """What a consumer writes after these entries."""
+    return b"".join(
+        encode.ack(consumer, 0, [(LEDGER, entry)]) + (encode.flow(consumer, permits) if permits else b"")
+        for entry in entries
+    )
+
+
+def read(decoder: FrameDecoder, pieces: Iterable[bytes]) -> tuple[list[Any], type[FrameError] | None]:
+    """The commands, each by itself, in an order that does not depend on who wrote first; and what ended them."""
+    found: list[Any] = []
+    failure = None
+    for piece in pieces:
+        try:
+            found += decoder.feed(piece)
+        except FrameError as error:
+            found, failure = found + error.before, type(error)
+            break
+    return sorted(map(repr, one_by_one(found))), failure
+
+
+@pytest.mark.parametrize("entries", [[7], [7, 8], [7, 200, 70_000]])
+@pytest.mark.parametrize("permits", [0, 1, 1000])
+@pytest.mark.parametrize("consumers", [range(100), range(1000, 1100)])
+def test_a_run_is_read_at_once(entries: list[int], permits: int, consumers: range) -> None:
+    decoder = FrameDecoder(joins=True)
+    decoder.feed(b"".join(written(one, entries, permits) for one in (200, 201, 1, 2)))
+    commands = decoder.feed(b"".join(written(one, entries, permits) for one in consumers))
+    wanted: list[Any] = []
+    for entry in entries:
+        wanted.append(AckOfMany(ACK_OF_MANY, list(consumers), Position(LEDGER, entry)))
+        if permits:
+            wanted.append(FlowOfMany(FLOW_OF_MANY, list(consumers), permits))
+    assert commands == wanted
+
+
+def test_nothing_is_joined_for_those_who_do_not_ask() -> None:
+    data = b"".join(written(one, [7], 1) for one in range(50))
+    decoder = FrameDecoder()
+    assert [type(one) for _ in range(2) for one in decoder.feed(data)] == [Ack, Flow] * 100
+
+
+@pytest.mark.parametrize("first", [1, 300])
+@pytest.mark.parametrize(("entries", "permits"), [([7], 0), ([7], 1), ([7, 200], 1)])
+@pytest.mark.parametrize("in_all", [False, True])
+def test_whichever_byte_of_a_run_is_another(first: int, entries: list[int], permits: int, in_all: bool) -> None:
+    known = b"".join(written(consumer, [7, 200], 0) for consumer in (1, 2))
+    units = [written(first + number, entries, permits) for number in range(6)]
+    size, run = len(units[0]), b"".join(units)
+    for at in range(size if in_all else len(run)):
+        for other in {0, 1, run[at] ^ 0x80, run[at] ^ 1, run[at] ^ 0x7F, 0xFF}:
+            changed = bytearray(run)
+            for place in range(at, len(run), size) if in_all else (at,):
+                changed[place] = other
+            pieces = [known, bytes(changed)]
+            assert read(FrameDecoder(joins=True), pieces) == read(FrameDecoder(), pieces)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> bytes:
+    """Runs of what consumers write alike, and sometimes a byte that is not, or a number that is another consumer's."""
+    out = bytearray()
+    for _ in range(draw(st.integers(1, 4))):
+        entries = draw(st.lists(st.sampled_from(ENTRIES), min_size=1, max_size=3))
+        permits = draw(st.sampled_from([0, 1, 127, 128, 1 << 20, 1 << 28]))
+        first, length = draw(st.sampled_from(CONSUMERS)), draw(st.integers(1, 12))
+        step = draw(st.sampled_from([0, 1, 3]))
+        for number in range(length):
+            consumer = (first + number * step) % (1 << 15)
+            out += written(consumer, entries, permits)
+        if draw(st.integers(0, 3)) == 0:
+            out += draw(st.sampled_from([encode.PING, encode.ack(1, 1, [(LEDGER, 1)]), encode.flow(1, 9)]))
+    for _ in range(draw(st.integers(0, 2))):
+        out[draw(st.integers(0, len(out) - 1))] = draw(st.integers(0, 255))
+    return bytes(out)
+
+
+@settings(max_examples=500, deadline=None)
+@given(streams(), st.data())
+def test_joined_commands_say_what_they_say_frame_by_frame(stream: bytes, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=3)))
+    known = b"".join(written(consumer, ENTRIES, 0) for consumer in (1, 2))
+    pieces = [known, known, *(stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True))]
+    assert read(FrameDecoder(joins=True), pieces) == read(FrameDecoder(), pieces)
