@@ -2,8 +2,9 @@
 """Shared metadata, measured on three brokers, each with its own etcd.
 
 *Visible*: policies are set in one region at a rate, over its admin API; what counts is the time from the request to the
-change in each other region's etcd. *Local*: the same request with and without synchronization, back to back, so that
-the work of all regions on earlier requests competes with it for this machine; *alone*: ten requests a second.
+change in each other region's etcd. *Local*: the same request with and without synchronization, back to back, in
+alternating turns, so that the work of all regions on earlier requests competes with it for this machine; *alone*: ten
+requests a second.
 *Behind*: a region whose store is empty, until it has 100,000 values. *Ten*: what a comparison sends and receives when
 ten values of 100,000 differ, including HTTP and proofs. *Memory*: what a broker keeps per value to compare it.
 """
@@ -96,8 +97,8 @@ def stored_at(number: int) -> str:
     return f"{keys.namespace(f'bench/n{number}')}/policies/message_ttl_in_seconds"
 
 
-async def local(deployment: Deployment, count: int, pause: float = 0.0) -> float:
-    """Median of consecutive requests, in milliseconds, with pauses of ``pause`` seconds."""
+async def local(deployment: Deployment, count: int, pause: float = 0.0) -> list[float]:
+    """Milliseconds of consecutive requests, with pauses of ``pause`` seconds."""
     times = []
     async with aiohttp.ClientSession(deployment.brokers["us"].admin_url) as session:
         for number in range(count):

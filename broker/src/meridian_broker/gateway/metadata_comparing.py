@@ -197,8 +197,9 @@ class Comparisons:
                 f"{apart}: only scopes that both share are kept equal; set metadataSyncScopes to the same value in "
                 "both regions"
             )
-        # Nobody publishes the outbox, or the other region does not know yet that more is shared.
-        if (self.stands_in and self._owed()) or joined != before:
+        # Nobody publishes the outbox, or the other region does not know yet that more is shared, or that this one
+        # answers: as long as this one was down or not ready, the other waited longer after each attempt.
+        if (self.stands_in and self._owed()) or joined != before or is_first:
             with suppress(MetadataError):
                 await peer.hurry()
         return state.is_joined

@@ -29,8 +29,8 @@ RETRY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 1.0
 """Between attempts to send what is unsent, and to resolve parked states."""
 MARK_SECONDS: Final = 5.0
-CLEAR_SECONDS: Final = 0.2
-"""Between two removals of sent entries from the outbox."""
+CLEAR_SECONDS: Final = 0.5
+"""Between two removals from the outbox of sent entries that were not written again since the last one."""
 CLEARED_TOGETHER: Final = 48
 """Entries that one transaction removes."""
 
@@ -62,8 +62,6 @@ class Session:
         self.comparisons = Comparisons(shared, topic, self.known, self.applier, self.publisher, lambda: self.owed)
         self.publish_problem: str | None = None
         self._outbox = FollowedOutbox()
-        self._cleared = 0.0
-        """Loop time of the outbox's last clearing."""
         self._owing = asyncio.Event()
 
     @property
@@ -143,16 +141,15 @@ class Session:
                 self.publish_problem = "see the log"
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _clear(self) -> None:
-        """Remove sent entries from the outbox, if it is time."""
-        sent, now = list(self._outbox.sent.values()), asyncio.get_running_loop().time()
-        if not sent or now < self._cleared + CLEAR_SECONDS:
-            return
-        self._cleared = now
-        for first in range(0, len(sent), CLEARED_TOGETHER):
-            some = sent[first : first + CLEARED_TOGETHER]
-            await self.publisher.delete(some)
-            self._outbox.were_removed(some)
+    async def _clear(self) -> NoReturn:
+        """Remove sent entries from the outbox. Nothing that is to be sent waits for this."""
+        while True:
+            await asyncio.sleep(CLEAR_SECONDS)
+            idle = self._outbox.idle()
+            for first in range(0, len(idle), CLEARED_TOGETHER):
+                some = idle[first : first + CLEARED_TOGETHER]
+                await self.publisher.delete(some)
+                self._outbox.were_removed(some)
 
     async def _look(self) -> None:
         turns = 0

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.compaction.compaction import Compaction
     from meridian_broker.topics.compaction.view import CompactedView
     from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.subscriptions.newest import Newest
 
 _ENDING: Final = (Verdict.REMOVE, Verdict.REPLACE)
 """Verdicts that end the life of the current subscription."""
