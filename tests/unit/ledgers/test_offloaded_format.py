@@ -85,5 +85,5 @@ def test_an_entry_in_another_ones_place_is_damage() -> None:
 
 def test_the_index_of_another_ledger_is_refused() -> None:
     index = CopyIndex(7, 1, 4, b"", (10,), (Block(0, 0, 0, 10),))
-    with pytest.raises(CopyDamaged, match="is that of ledger 7"):
+    with pytest.raises(CopyDamaged, match="belongs to ledger 7"):
         CopyIndex.decode(index.encode(), 8)

@@ -209,3 +209,17 @@ def test_since_when_a_region_may_lack_something_is_since_the_first_that_it_did_n
     world.regions["eu"].disk_ms = 0
     world.run(30_000)
     assert us.behind_for(world.now_ms) == {}
+
+
+def test_a_region_that_caught_up_unseen_and_left_again_is_away_since_then() -> None:
+    """Looks come once a second: between two of them it was there, and lacked nothing."""
+    world = world_of("us", "eu")
+    us = world.regions["us"].exchange
+    world.disconnect("us", "eu")
+    world.run(5000)
+    assert us.behind_for(world.now_ms) == {"eu": 5000}
+    world.connect("us", "eu")
+    world.run(500)
+    world.disconnect("us", "eu")
+    world.run(300)
+    assert us.behind_for(world.now_ms) == {"eu": 300}

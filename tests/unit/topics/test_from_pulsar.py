@@ -145,9 +145,11 @@ async def test_how_far_it_was_served_survives_and_holds_retention() -> None:
     assert one.topic.pulsar.reached(APACHE) == (EARLIEST, EARLIEST), "a region that comes back begins anew"
 
 
-async def test_a_record_of_a_newer_version() -> None:
+async def test_a_record_that_cannot_be_read_says_why() -> None:
     one = await opened()
-    with pytest.raises(PulsarPlacesError, match="newer broker"):
+    with pytest.raises(PulsarPlacesError, match=r"newer version of Meridian \(format 3, this one reads up to 2\)"):
+        one.topic.pulsar.replay(APACHE, b"\x03" + bytes(64))
+    with pytest.raises(PulsarPlacesError, match="is damaged: it has 65 bytes"):
         one.topic.pulsar.replay(APACHE, b"\x02" + bytes(64))
 
 

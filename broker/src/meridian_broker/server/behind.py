@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.store import MetadataError
+
+SAME_MS: Final = 1000
+"""Clocks may differ by so much about one moment. A region whose absence began later than recorded had caught up."""
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +59,12 @@ class BehindRecord:
         """Called every second: record which regions fell behind, and which have caught up."""
         now_ms, behind = self._wall_ms(), self._exchange.behind_for()
         self._before = {region: since for region, since in self._before.items() if region in behind}
-        if behind.keys() == self._on_record.keys():
+        since = {region: now_ms - ago_ms for region, ago_ms in behind.items()}
+        caught_up = self._on_record.keys() - since.keys()
+        later = {region for region, at in since.items() if at > self._on_record.get(region, 0) + SAME_MS}
+        if not caught_up and not later:
             return
-        wanted = {region: self._on_record.get(region, now_ms - ago_ms) for region, ago_ms in behind.items()}
+        wanted = {region: at if region in later else self._on_record[region] for region, at in since.items()}
         try:
             await self._catalog.behind.write(self._broker_id, wanted)
         except MetadataError as error:

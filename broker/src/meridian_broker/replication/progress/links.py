@@ -140,6 +140,7 @@ class PeerLinks:
         if peer.send is None:
             return
         now_ms = self._context.now_ms
+        peer.look_behind(now_ms)  # it may have caught up since the last look: then this is another absence
         peer.send = peer.next_digest_ms = None
         peer.down_since_ms = now_ms
         lost = peer.drop()

@@ -83,7 +83,9 @@ class PulsarPlaces:
             self._places.pop(region, None)
             return
         layout = _RECORDS.get(payload[0])
-        if layout is None or len(payload) != layout.size:
+        if layout is not None and len(payload) != layout.size:
+            raise PulsarPlacesError(f"the record of region {region} is damaged: it has {len(payload)} bytes")
+        if layout is None:
             raise PulsarPlacesError(
                 f"the record of region {region} was written by a newer version of Meridian (format {payload[0]}, this "
                 f"one reads up to {FORMAT_VERSION}); upgrade this broker"
