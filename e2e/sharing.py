@@ -99,7 +99,13 @@ class Sharing:
         (shown,) = (self.cluster.get(POLICY) or {})["status"]["latestConflicts"]
         assert (shown["winner"], shown["won"], shown["loser"], shown["lost"]) == ("us-west", "80", "us-east", "70")
         events = "kubectl get events --field-selector reason=MetadataConflict -o jsonpath='{.items[*].message}'"
-        return str(self.cluster.wait(lambda: self.cluster.run(events).strip(), "the Event"))
+
+        def told() -> str:
+            """Another region that heard of both values may be the first to report the conflict."""
+            text = self.cluster.run(events).strip()
+            return text if f"{shown['loser']} has" in text else ""
+
+        return str(self.cluster.wait(told, "the Event"))
 
     def delete(self) -> None:
         """Delete the policy, which also switches synchronization off."""

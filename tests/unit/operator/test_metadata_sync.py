@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec, MetadataSyncPolicyStatus, PolicyRegion
 from meridian_operator.handlers.deleting import FINALIZER
-from meridian_operator.handlers.metadata_sync_policies import MetadataSyncPolicies
+from meridian_operator.handlers.metadata_sync_policies import MetadataSyncPolicies, latest_conflicts
 from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.reporting import Answer, Report
 from meridian_operator.handlers.subject import Views
@@ -242,6 +242,17 @@ def test_the_last_conflicts_are_shown_with_both_values_and_who_won() -> None:
     assert [one["path"] for one in told] == [one.path for one in seen.latest], "each once, however many regions tell it"
     first = {"won": '{"n": 1}', "winner": "us", "lost": "", "loser": "eu", "caller": "ann"}
     assert told[0] == {"path": "/geo/tenants/a"} | first
+
+
+def test_a_conflict_that_several_regions_found_is_shown_once_with_the_role_that_one_of_them_knows() -> None:
+    """Only the region that wrote the lost value knows who asked for it."""
+    found = ConflictSeen("/geo/tenants/a", "80", "us", "70", "eu")
+    seen = [
+        RegionSeen(name, "", sync=replace(ON, latest=(replace(found, caller=caller),)))
+        for name, caller in (("ap", ""), ("eu", "ann"), ("us", ""))
+    ]
+    (shown,) = latest_conflicts(seen)
+    assert (shown.path, shown.won, shown.lost, shown.caller) == ("/geo/tenants/a", "80", "70", "ann")
 
 
 def test_a_new_conflict_makes_an_event_once() -> None:

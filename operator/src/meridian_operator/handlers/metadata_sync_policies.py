@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.handlers.world import World
 from meridian_operator.plan import metadata_sync
 from meridian_operator.plan.claims import Claim, heir
-from meridian_operator.plan.observed import CONFLICTS_SHOWN, RegionSeen, SyncSeen, TopicName
+from meridian_operator.plan.observed import CONFLICTS_SHOWN, ConflictSeen, RegionSeen, SyncSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
 
 RESOURCE: Final = (GROUP, VERSION, METADATA_SYNC_POLICY.plural)
@@ -112,17 +113,21 @@ def _status(wish: Sync, look: Look) -> MetadataSyncPolicyStatus:
     return MetadataSyncPolicyStatus(
         regions_ready=f"{len(good)}/{len(names)}",
         regions=rows[:16],
-        latest_conflicts=_latest(look.seen),
+        latest_conflicts=latest_conflicts(look.seen),
         conflicts=max((row.conflicts for row in rows), default=0),
         established=metadata_sync.established(look.seen, wish.history),
     )
 
 
-def _latest(seen: Sequence[RegionSeen]) -> list[PolicyConflict]:
-    """The latest conflicts, taken from each region in turn. One that several regions found is listed once."""
+def latest_conflicts(seen: Sequence[RegionSeen]) -> list[PolicyConflict]:
+    """The latest conflicts, taken from each region in turn. One that several regions found is listed once, with the
+    role that requested the lost write, which only the region that wrote it knows."""
     of_each = [region.sync.latest for region in seen if region.sync is not None]
-    found = [one for some in zip_longest(*of_each) for one in some if one is not None]
+    found: dict[ConflictSeen, str] = {}
+    for one in (one for some in zip_longest(*of_each) for one in some if one is not None):
+        what = replace(one, caller="")
+        found[what] = found.get(what) or one.caller
     return [
-        PolicyConflict(path=one.path, won=one.won, winner=one.winner, lost=one.lost, loser=one.loser, caller=one.caller)
-        for one in dict.fromkeys(found)
+        PolicyConflict(path=one.path, won=one.won, winner=one.winner, lost=one.lost, loser=one.loser, caller=caller)
+        for one, caller in found.items()
     ][:CONFLICTS_SHOWN]
