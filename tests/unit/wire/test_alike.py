@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions.position import Position
-from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar import alike, encode
+from meridian_broker.wire.pulsar.alike import GROWTH, UNITS_MIN
 from meridian_broker.wire.pulsar.frames import (
     ACK_OF_MANY,
     FLOW_OF_MANY,
@@ -82,12 +83,35 @@ def test_nothing_is_joined_for_those_who_do_not_ask() -> None:
     assert [type(one) for _ in range(2) for one in decoder.feed(data)] == [Ack, Flow] * 100
 
 
+class Counting(bytes):
+    """Counts the bytes that are taken out of it."""
+
+    taken = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        Counting.taken += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize("length", [UNITS_MIN, UNITS_MIN + 1, 3 * UNITS_MIN, 20 * UNITS_MIN])
+def test_a_short_run_costs_nothing_of_what_comes_after_it(length: int) -> None:
+    """Else a client whose runs are short would have each of them compared with all that it has written."""
+    run = b"".join(encode.ack(one % 100, 0, [(LEDGER, 7)]) for one in range(length))
+    rest = b"".join(encode.ack(1, 0, [(LEDGER, 8)]) for _ in range(10_000))
+    unit = encode.ack(1, 0, [(LEDGER, 7)])
+    Counting.taken, commands = 0, list[Any]()
+    assert alike.take(Counting(run + rest), 0, {unit[14:]: Position(LEDGER, 7)}, commands) == len(run)
+    assert [len(one.consumer_ids) for one in commands] == [length]
+    assert Counting.taken < 2 * GROWTH * len(run) + 10 * len(unit)
+
+
 @pytest.mark.parametrize("first", [1, 300])
 @pytest.mark.parametrize(("entries", "permits"), [([7], 0), ([7], 1), ([7, 200], 1)])
 @pytest.mark.parametrize("in_all", [False, True])
 def test_whichever_byte_of_a_run_is_another(first: int, entries: list[int], permits: int, in_all: bool) -> None:
     known = b"".join(written(consumer, [7, 200], 0) for consumer in (1, 2))
-    units = [written(first + number, entries, permits) for number in range(6)]
+    units = [written(first + number, entries, permits) for number in range(UNITS_MIN + 2)]
     size, run = len(units[0]), b"".join(units)
     for at in range(size if in_all else len(run)):
         for other in {0, 1, run[at] ^ 0x80, run[at] ^ 1, run[at] ^ 0x7F, 0xFF}:
@@ -105,7 +129,7 @@ def streams(draw: st.DrawFn) -> bytes:
     for _ in range(draw(st.integers(1, 4))):
         entries = draw(st.lists(st.sampled_from(ENTRIES), min_size=1, max_size=3))
         permits = draw(st.sampled_from([0, 1, 127, 128, 1 << 20, 1 << 28]))
-        first, length = draw(st.sampled_from(CONSUMERS)), draw(st.integers(1, 12))
+        first, length = draw(st.sampled_from(CONSUMERS)), draw(st.sampled_from([1, 3, 7, 8, 9, 31, 32, 33, 60]))
         step = draw(st.sampled_from([0, 1, 3]))
         for number in range(length):
             consumer = (first + number * step) % (1 << 15)

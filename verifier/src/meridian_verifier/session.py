@@ -125,9 +125,9 @@ def stop_session(session: SparkSession) -> None:
     context = session.sparkContext
     gateway = context._gateway
     session.stop()
-    SparkContext._gateway = SparkContext._jvm = None
-    if gateway is None:
+    if gateway is None or gateway.proc is None:  # the process is another's, as under spark-submit
         return
+    SparkContext._gateway = SparkContext._jvm = None
     gateway.shutdown()
     java = gateway.proc
     java.stdin.close()  # it ends when this pipe does

@@ -91,9 +91,7 @@ class AckBuffer(CursorState):
         delta = self._delta
         if delta is not None and not isinstance(delta, CommonAck):
             return False
-        if not self.durable or self.resent is not None or acker.epoch is not ZERO:
-            return False
-        if self.compacted is not None or self.owner.record.replicated or not self.progress.is_plain:
+        if not self.durable or self.resent is not None or acker.epoch is not ZERO or not self._is_plain():
             return False
         context = self.context
         known = context.progress_log.common_acks

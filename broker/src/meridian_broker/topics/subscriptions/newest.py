@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 FEW: Final = 16
 """Subscriptions of a topic for which noting would save nothing."""
-NOTED_BYTES: Final = 64 << 10
-"""Larger entries are not noted: sending them costs more than deciding it."""
+NOTED_BYTES: Final = 4 << 10
+"""Larger entries are not noted: each topic keeps one in memory, and sending them costs more than deciding it."""
 
 
 class Newest:

@@ -18,8 +18,10 @@ from meridian_broker.wire.pulsar.varints import read_varint
 
 UNIT_BYTES: Final = 512
 """Largest unit that is looked for: ten ACKs with their FLOWs."""
-UNITS_MIN: Final = 4
+UNITS_MIN: Final = 8
 """Fewer in a row are cheaper frame by frame."""
+GROWTH: Final = 4
+"""After units that were all alike, so many times as many are compared at once, so that a short run costs little."""
 _NUMBER: Final = 13
 """Where the consumer's number begins in a frame whose command is shorter than 128 bytes."""
 _Said = tuple[int, Position | None, int]
@@ -37,16 +39,19 @@ def take(data: bytes, position: int, acked: Mapping[bytes, Position], commands: 
     :returns: where the run ends; ``position``: there is none.
     """
     width = 1 if data[position + _NUMBER] < 0x80 else 2
-    behind = position + _NUMBER + width
+    said = position + _NUMBER + width
     end = position + 4 + int.from_bytes(data[position : position + 4], "big")
-    again = data.find(data[behind:end], end, end + UNIT_BYTES)
-    size = again - behind
+    again = data.find(data[said:end], end, end + UNIT_BYTES)
+    size = again - said
     if again < 0 or position + UNITS_MIN * size > len(data):
         return position
     frames = _frames_of(data[position : position + size], width, acked)
     if frames is None:
         return position
-    count = _count_alike(data, position, size, width, [at for at, _, _ in frames])
+    begins = [at for at, _, _ in frames]
+    looked, most = UNITS_MIN, (len(data) - position) // size
+    while (count := _count_alike(data, position, size, looked, width, begins)) == looked < most:
+        looked = min(looked * GROWTH, most)
     if count < UNITS_MIN:
         return position
     stop = position + count * size
@@ -90,10 +95,9 @@ def _frames_of(unit: bytes, width: int, acked: Mapping[bytes, Position]) -> list
     return found
 
 
-def _count_alike(data: bytes, position: int, size: int, width: int, begins: list[int]) -> int:
-    """How many units in a row equal the first one, the consumer's number aside, which is the same in all frames of a
-    unit."""
-    count = (len(data) - position) // size
+def _count_alike(data: bytes, position: int, size: int, count: int, width: int, begins: list[int]) -> int:
+    """How many of ``count`` units in a row equal the first one, the consumer's number aside, which is the same in all
+    frames of a unit."""
     run = data[position : position + count * size]
     first, plain = run[:size], bytearray(run)
     for byte in range(_NUMBER, _NUMBER + width):
