@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import time
 from typing import Any
 from urllib.parse import quote
 
@@ -132,15 +131,8 @@ def test_commands_say_by_their_exit_codes_how_it_is(shared: RegionsProcess) -> N
 def test_a_write_that_was_answered_outlives_its_broker(shared: RegionsProcess) -> None:
     write(shared, "us", "POST", TTL, 50)
     shared.kill_region("us")
-    begun = time.monotonic()
     shared.bring_back("us")
     wait_ttl(shared, 50)
-
-    def has_compared() -> bool:
-        peer = status(shared, "eu")["peers"]["us"]
-        return bool(peer["problem"] is None and peer["comparedMillisAgo"] < (time.monotonic() - begun) * 1000)
-
-    wait_until(has_compared, "eu to compare itself with us, which is back, before it is due again", 30)
 
 
 def test_what_a_client_publishes_is_set_apart_and_the_next_event_is_applied(shared: RegionsProcess) -> None:

@@ -94,6 +94,8 @@ class Comparisons:
         self.stands_in = False
         """The broker of this region that should apply events does not answer, so this one stands in for it."""
         self._owed = owed
+        self._pause: dict[str, float] = {}
+        """Next wait in seconds, for regions whose last comparison failed."""
         self._hurried: set[str] = set()
         """Regions that asked to be compared soon."""
 
@@ -110,12 +112,18 @@ class Comparisons:
         if region in self.peers:
             self._hurried.add(region)
 
+    def asked_by(self, region: str) -> None:
+        """Another region compares itself with this one. If this one has failed to, it need not wait longer: that region
+        is up, and has read its metadata."""
+        if region in self._pause:
+            self._hurried.add(region)
+
     async def run(self) -> None:
         """Compare until cancelled. A slow region does not delay the others."""
         due: dict[str, float] = {}
         ended: dict[str, float] = {}
-        pause: dict[str, float] = {}
-        """Next wait for regions whose last comparison failed."""
+        pause = self._pause
+        pause.clear()
         running: dict[str, asyncio.Task[bool]] = {}
         missed = self._topic.missed
         await self._standing.leave(self._shared.choice.scopes)
@@ -181,7 +189,6 @@ class Comparisons:
             return False
         self._standing.name_taken(None, region)
         self.admitted.set()
-        is_first = state.compared_ms is None
         state.compared_ms, state.caught_up, state.problem = self._shared.now_ms(), missed, None
         if peer.clock_offset_ms is not None:
             state.clock_offset_ms = peer.clock_offset_ms
@@ -197,9 +204,8 @@ class Comparisons:
                 f"{apart}: only scopes that both share are kept equal; set metadataSyncScopes to the same value in "
                 "both regions"
             )
-        # Nobody publishes the outbox, or the other region does not know yet that more is shared, or that this one
-        # answers: as long as this one was down or not ready, the other waited longer after each attempt.
-        if (self.stands_in and self._owed()) or joined != before or is_first:
+        # Nobody publishes the outbox, or the other region does not know yet that more is shared.
+        if (self.stands_in and self._owed()) or joined != before:
             with suppress(MetadataError):
                 await peer.hurry()
         return state.is_joined

@@ -44,6 +44,7 @@ async def digest(request: web.Request) -> web.Response:
         )
     if not session.known.is_ready:
         raise Refused(503, f"{sharing.region} is still reading its metadata")
+    session.comparisons.asked_by(asking)
     asked = paths.region(asking)
     horizon, mark = await sharing.store.get_many([paths.HORIZON, asked])
     scopes = sharing.choice.scopes
