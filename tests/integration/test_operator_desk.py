@@ -20,7 +20,7 @@ from meridian_operator.handlers.desk import Desk
 from meridian_operator.handlers.geo_topics import GeoTopics, claim_of
 from meridian_operator.handlers.subject import Views
 from meridian_operator.handlers.world import World
-from meridian_operator.kube.client import KubeClient
+from meridian_operator.kube.client import Gone, KubeClient, Reference
 from meridian_operator.plan.budget import Budget
 from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.observed import RegionSeen, TopicName
@@ -126,4 +126,55 @@ async def test_an_object_that_was_created_again_does_not_wait_for_the_one_before
             assert desk.ready() == {("GeoTopic", "False", "RegionNotListed"): 1}
         finally:
             await desk.close()
+            await kube.close()
+
+
+@pytest.mark.parametrize("late", ["MODIFIED", "DELETED"])
+async def test_an_event_about_an_earlier_object_of_that_name_comes_late(late: str) -> None:
+    """kopf has a queue for each UID: the new object's first event can overtake the old one's last."""
+    with KubeApi() as api:
+        kube = KubeClient(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{api.port}", token="a-token"))
+        desk = Desk(World(NO_REGIONS, Tokens(None), kube, lambda: 0.0, Budget(100, 100, time.monotonic), SETTINGS))
+        spec = {"topic": "persistent://public/default/orders", "regions": ["east", "west"]}
+
+        def create() -> Any:
+            api.create("geotopics", "orders", spec=spec, metadata={"annotations": {"meridian.dev/paused": "true"}})
+            return api.get("geotopics", "orders")
+
+        def hear(change: str, body: Any) -> None:
+            desk.heard(GeoTopics(), change, body, Views({}, {}, {}, {}))
+
+        def reason() -> Any:
+            return api.condition("geotopics", "orders").get("reason")
+
+        try:
+            hear("ADDED", create())
+            await until(lambda: reason() == "Paused")
+            old = api.get("geotopics", "orders")
+            api.delete("geotopics", "orders")
+            hear("ADDED", create())
+            hear(late, old)
+            await until(lambda: reason() == "Paused")
+            assert desk.ready() == {("GeoTopic", "Unknown", "Paused"): 1}
+        finally:
+            await desk.close()
+            await kube.close()
+
+
+async def test_a_status_is_not_written_to_a_later_object_of_that_name() -> None:
+    with KubeApi() as api:
+        kube = KubeClient(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{api.port}", token="a-token"))
+        of = Reference("GeoTopic", "geotopics", "default", "orders")
+        try:
+            api.create("geotopics", "orders", spec={})
+            old = api.get("geotopics", "orders") or {}
+            api.edit("geotopics", "orders", partitions=2)  # not seen yet: no reason to refuse
+            written = await kube.write_status(of, old["metadata"], {"observedGeneration": 1})
+            assert (written["spec"], written["status"]) == ({"partitions": 2}, {"observedGeneration": 1})
+            api.delete("geotopics", "orders")
+            api.create("geotopics", "orders", spec={})
+            with pytest.raises(Gone, match="GeoTopic default/orders was deleted and created again"):
+                await kube.write_status(of, old["metadata"], {"observedGeneration": 1})
+            assert "status" not in (api.get("geotopics", "orders") or {})
+        finally:
             await kube.close()

@@ -85,7 +85,7 @@ def ready(kube: KubeApi, plural: str, name: str, namespace: str = "default") -> 
     def is_ready() -> Any:
         return told(plural, name, namespace=namespace).get("status") == "True"
 
-    wait_until(is_ready, f"{name} to be ready")
+    wait_until(is_ready, lambda: f"{name} to be ready; it is {kube.get(plural, name, namespace)}")
     return told(plural, name, namespace=namespace)
 
 
@@ -93,7 +93,7 @@ def because(kube: KubeApi, plural: str, name: str, reason: str, namespace: str =
     """Wait for Ready to have the reason; says the message."""
     wait_until(
         lambda: kube.condition(plural, name, namespace=namespace).get("reason") == reason,
-        f"{name} to be {reason}, not {kube.condition(plural, name, namespace=namespace)}",
+        lambda: f"{name} to be {reason}, not {kube.condition(plural, name, namespace=namespace)}",
     )
     return str(kube.condition(plural, name, namespace=namespace)["message"])
 
@@ -484,7 +484,7 @@ def test_regions_share_metadata_as_long_as_a_policy_says_so(near: Regions) -> No
         def told() -> Any:
             return api.condition(plural, "all", "Synced", platform)
 
-        wait_until(lambda: told().get("reason") == reason, f"the policy to be {reason}, not {told()}")
+        wait_until(lambda: told().get("reason") == reason, lambda: f"the policy to be {reason}, not {told()}")
 
     with KubeApi() as api, RunningOperator(api, near.urls, tenants=tenants):
         api.create(plural, "all", platform, metadata={"annotations": {"meridian.dev/dry-run": "true"}}, spec=spec)

@@ -77,12 +77,15 @@ def http(
             return HttpAnswer(refused.code, dict(refused.headers), refused.read())
 
 
-def wait_until(condition: Any, what: str, seconds: float = 60.0) -> Any:
-    """Poll for the first true value of ``condition()``, where no event is visible to another process."""
+def wait_until(condition: Any, what: str | Callable[[], str], seconds: float = 60.0) -> Any:
+    """Poll for the first true value of ``condition()``, where no event is visible to another process.
+
+    :param what: the condition in words; called at the end, it can say how things stand.
+    """
     until, pause = time.monotonic() + seconds, 0.01
     while not (value := condition()):
         if time.monotonic() > until:
-            raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
+            raise AssertionError(f"waited {seconds:.0f} s in vain for {what if isinstance(what, str) else what()}")
         time.sleep(pause)
         pause = min(pause * 1.25, 0.05)  # most conditions are requests, which cost processor time on both sides
     return value

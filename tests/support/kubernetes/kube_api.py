@@ -196,7 +196,7 @@ class KubeApi:
             self.writes.append((request.headers.get("Authorization", ""), request.path, time.monotonic()))
         if (found := _discovery(request.path)) is not None:
             return web.json_response(found)
-        if request.method == "GET" and parts[-2] in ("leases", "secrets"):
+        if request.method == "GET" and parts[-2] in ("leases", "secrets", *OWN):
             if (found := self.objects.get((parts[-2], parts[-3], parts[-1]))) is None:
                 raise web.HTTPNotFound(text="no such object")
             return web.json_response(found)
@@ -231,9 +231,9 @@ class KubeApi:
         """Send every change after version ``told`` that was asked for."""
         while not self._closing:
             for change, kind, one in self._log[told:]:
+                told += 1
                 if kind == parts[-1] and _asked(request, parts, one):
                     await response.write(json.dumps({"type": change, "object": one}).encode() + b"\n")
-            told = len(self._log)
             async with self._changed:
                 while len(self._log) == told and not self._closing:
                     await self._changed.wait()

@@ -50,16 +50,22 @@ class Desk:
         self._ending: set[asyncio.Task[None]] = set()
 
     def heard(self, subject: Subject[Any], change: str | None, body: Mapping[str, Any], views: Views) -> None:
-        """An event about an object arrived from Kubernetes.
+        """An event about an object arrived from Kubernetes. Events about one object arrive in order; those about an
+        object and about the one of that name created after it do not: kopf has a queue for each UID.
 
         :param change: kopf's event type; None: the object was listed at the start.
         """
         meta = body["metadata"]
         of = Reference(subject.kind.kind, subject.kind.plural, meta["namespace"], meta["name"])
         topic = str((body.get("spec") or {}).get("topic", ""))
+        if change == "DELETED":  # kopf's indices no longer have it
+            self._world.gone.discard(meta["uid"])
         care = self._cares.get(of)
+        if care is not None and care.uid != meta["uid"] and _version(body) < care.version:
+            self._wake(topic, of)  # about an object that is gone
+            return
         if care is not None and (change == "DELETED" or care.uid != meta["uid"]):
-            if change != "DELETED":  # deleted and created again, and the watch missed the deletion
+            if care.uid != meta["uid"]:  # deleted and created again; that event was missed or is still to come
                 self._world.gone.add(care.uid)
             self._end(of, care)
             care = None
@@ -154,6 +160,8 @@ class Care:
         self.of = of
         self.topic = topic
         self.uid = str(body["metadata"]["uid"])
+        self.version = _version(body)
+        """Of the first event: every event about an earlier object of this name has a lower one."""
         self._subject = subject
         self._body = body
         self._views = views
@@ -217,7 +225,7 @@ class Care:
     async def _write(self, body: Mapping[str, Any], answer: Answer) -> None:
         kube, meta = self._world.kube, body["metadata"]
         if answer.status and (answer.pressing or self._world.may_write_numbers()):
-            self._keep(await kube.write_status(self.of, answer.status))
+            self._keep(await kube.write_status(self.of, self._body["metadata"], answer.status))
         for event in answer.events:
             say = _log.warning if event.warning else _log.info
             say("%s: %s: %s", self.of, event.reason, event.message)

@@ -52,7 +52,7 @@ class World:
     wall: Callable[[], float] = time.time
     """Seconds since 1970, to compare with expiry times of tokens."""
     gone: set[str] = field(default_factory=set)
-    """UIDs of objects whose deletion kopf missed: they are still in its indices."""
+    """UIDs of objects that are deleted, but still in kopf's indices: it missed that, or has yet to process it."""
     verdicts: Verdicts = field(init=False)
     """What the verifiers have written so far."""
     _observers: dict[str, Observer] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from meridian_operator.api.shared import GROUP, VERSION
 COMPONENT: Final = "meridian-operator"
 CALL_SECONDS: Final = 15.0
 PARALLEL_CALLS: Final = 16
+STATUS_TRIES: Final = 5
 MESSAGE_CHARACTERS: Final = 1000
 """Kubernetes accepts 1,024 in an Event."""
 PAGE: Final = 500
@@ -93,12 +94,27 @@ class KubeClient:
             await self._http.close()
             self._http = None
 
-    async def write_status(self, of: Reference, status: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Replace the given keys of the status. Returns the object.
+    async def write_status(
+        self, of: Reference, known: Mapping[str, Any], status: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Replace the given keys of the status, unless the object was deleted and created again. Returns the object.
 
+        :param known: metadata of the object that the status is about; a newer version of the object is fine.
+        :raises Gone: it no longer exists.
         :raises KubeError: the write failed.
         """
-        return await self.send("PATCH", f"{_path(of)}/status", {"status": dict(status)})
+        path, version = _path(of), str(known["resourceVersion"])
+        for _ in range(STATUS_TRIES):
+            try:
+                # The version is the only precondition: for the status, the API server ignores a UID.
+                body = {"metadata": {"resourceVersion": version}, "status": dict(status)}
+                return await self.send("PATCH", f"{path}/status", body)
+            except Conflict:
+                there = (await self.send("GET", path))["metadata"]
+                if there["uid"] != known["uid"]:
+                    raise Gone(f"{of} was deleted and created again") from None
+                version = str(there["resourceVersion"])
+        raise Conflict(f"{of} changed {STATUS_TRIES} times while its status was written")
 
     async def write_finalizers(self, of: Reference, finalizers: Sequence[str], version: str) -> None:
         """Replace the finalizers, unless the object has changed since ``version``.
