@@ -18,7 +18,7 @@ TOPICS = ("batched", "single")
 
 
 class Publisher:
-    """Publishes without pause to one topic, through every restart, and remembers each receipt."""
+    """Publishes to one topic without pause, through every restart, and records each receipt."""
 
     def __init__(self, client: pulsar.Client, topic: str) -> None:
         self.receipts: dict[tuple[int, int, int], bytes] = {}
@@ -61,7 +61,7 @@ def test_no_message_with_a_receipt_is_lost(tmp_path: Path) -> None:
             goal = sum(len(p.receipts) for p in publishers.values()) + chance.randrange(1, 800)
             until = time.monotonic() + 60
             while sum(len(p.receipts) for p in publishers.values()) < goal:
-                assert time.monotonic() < until, f"publishing does not go on (seed {seed})"
+                assert time.monotonic() < until, f"publishing stalled (seed {seed})"
                 threading.Event().wait(chance.random() / 100)
             broker.kill()
             broker.start()
@@ -84,7 +84,7 @@ def test_no_message_with_a_receipt_is_lost(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_acknowledgements_survive_kills(tmp_path: Path) -> None:
-    """Acked, closed, killed: nothing of it comes again, all else does."""
+    """Ack, close, kill: nothing acknowledged is delivered again, everything else is."""
     with BrokerProcess("one", tmp_path) as broker:
         client = connect(broker.service_url)
         producer = client.create_producer("t", batching_enabled=False, block_if_queue_full=True)

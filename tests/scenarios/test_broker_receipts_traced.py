@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of system calls, seen from outside by strace: no receipt leaves before the fdatasync that covers its entry.
 
-The page cache survives a killed process, so no test that kills a broker can see a receipt that was sent too early.
+The page cache survives a killed process, so no test that kills a broker can notice a receipt that was sent too early.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from support.brokers.broker_process import BrokerProcess
 TOPICS = 3
 ROUNDS = 12
 BURST = 25
-"""Messages of each topic that are on their way at once: group commits cover several topics."""
+"""Messages in flight per topic at once: group commits cover several topics."""
 SHOWN_BYTES = 1 << 18
-"""Of each buffer written, so much is in the trace: all of it here."""
+"""Bytes of each written buffer that the trace shows: here, all of them."""
 MARK = re.compile(rb"marked (\d+) (\d+)!")
 CALL = re.compile(r"^(\d+) +(?:(\w+)\((\d+)<((?:[^>]|(?<=-)>)*)>|<\.\.\. (\w+) resumed>)(.*)$")
 
 
 def unable(reason: str) -> None:
-    """Skips here, but never in continuous integration, which has what it needs."""
+    """Skip the test; in continuous integration, which has everything needed, fail it."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
@@ -43,7 +43,7 @@ def unable(reason: str) -> None:
 
 @contextmanager
 def traced(process: BrokerProcess, file: Path) -> Iterator[None]:
-    """Writes down what the broker writes and syncs meanwhile."""
+    """Record what the broker writes and syncs meanwhile."""
     strace = shutil.which("strace")
     if strace is None:
         unable("strace is not installed: apt-get install strace")
@@ -57,7 +57,7 @@ def traced(process: BrokerProcess, file: Path) -> Iterator[None]:
         assert tracer.stderr is not None
         said = tracer.stderr.readline()
         if "attached" not in said:
-            unable(f"strace may not trace here: {said.strip()}")
+            unable(f"strace is not allowed to trace here: {said.strip()}")
         yield
     finally:
         tracer.terminate()
@@ -66,14 +66,14 @@ def traced(process: BrokerProcess, file: Path) -> Iterator[None]:
 
 @dataclass
 class Order:
-    """What a trace says of each marked message: steps are line numbers."""
+    """What a trace says about each marked message; steps are its line numbers."""
 
     written: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
-    """When its entry's write to the log had returned, and to which file descriptor."""
+    """The step at which the write of its entry to the log returned, and the file descriptor."""
     synced: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Per file descriptor: when each fdatasync began and when it had returned."""
+    """By file descriptor: the steps at which each fdatasync began and returned."""
     sent: list[tuple[int, str, bytes]] = field(default_factory=list)
-    """Writes to sockets: when they began, the client's port, the bytes."""
+    """Writes to sockets: the step at which each began, the client's port, the bytes."""
 
 
 def read(trace: Path) -> Order:
@@ -108,7 +108,7 @@ def ended(order: Order, name: str, began: int, step: int, descriptor: str, data:
 
 
 async def publish(broker: BrokerProcess, topic: int) -> str:
-    """Bursts of messages that say which they are. Says the connection's port."""
+    """Publish bursts of messages marked with topic and number; return the connection's local port."""
     connection = await PulsarClientConnection.connect(broker.service_url)
     assert connection._transport is not None
     port = str(connection._transport.get_extra_info("sockname")[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compacted views of logs that were trimmed, of brokers that were killed."""
+"""Compacted views of trimmed logs, after brokers were killed."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_what_was_trimmed_from_the_log_stays_readable_and_survives_a_restart(tmp
         compact(broker, "t")
         assert read(client, "t") == [*expected[:25], expected[-1]]
         assert broker.http("DELETE", f"{ADMIN}/t/subscription/__compaction").status == 204
-        wait_until(lambda: entries(broker, "t") <= 10, "nothing to be kept for compaction any more")
+        wait_until(lambda: entries(broker, "t") <= 10, "compaction to hold nothing back any more")
         assert internal(broker, "t")["compactedLedger"]["ledgerId"] == -1
         assert broker.http("DELETE", f"{ADMIN}/t/subscription/__compaction").status == 404
         client.close()
 
 
 def test_metadata_older_than_the_view_find_it_on_the_volume(tmp_path: Path) -> None:
-    """R5: the log before the view was trimmed; the metadata are restored to when there was an older view, or none."""
+    """R5: the log before the view was trimmed; the restored metadata name an older view, or none."""
     with BrokerProcess("one", tmp_path / "disk", settings=SETTINGS) as broker:
         client = connect(broker.service_url)
         retain(broker, 0)
@@ -101,7 +101,7 @@ def test_a_kill_in_the_midst_of_compaction_leaves_the_old_view_and_nothing_else(
         publish(client, "t", [(f"k{number % 10}", b"second %d" % number) for number in range(1500)])
         assert broker.http("PUT", f"{ADMIN}/t/compaction").status == 204
         again = broker.http("PUT", f"{ADMIN}/t/compaction")
-        assert again.status == 409, "it takes seconds at this rate"
+        assert again.status == 409, "the first compaction takes seconds at this rate"
         broker.kill()
         broker.start()
         assert status(broker, "t") == "NOT_RUN"
@@ -113,11 +113,11 @@ def test_a_kill_in_the_midst_of_compaction_leaves_the_old_view_and_nothing_else(
         broker.stop()
         known = {ledger["ledgerId"] for ledger in found["ledgers"]} | {found["compactedLedger"]["ledgerId"]}
         log = {ledger for ledger, entries in ledgers_on_disk(tmp_path).items() if entries >= 10}
-        assert log == known, "no ledger of a compaction that came to nothing is left"
+        assert log == known, "the interrupted compaction left no ledger behind"
 
 
 def ledgers_on_disk(directory: Path) -> dict[int, int]:
-    """Number of entries of each."""
+    """Ledger id -> number of entries."""
 
     async def look() -> dict[int, int]:
         store = await LocalLedgerStore.start(directory / "ledgers")
@@ -161,7 +161,7 @@ def test_a_durable_subscription_reads_thinned_batches_and_what_only_the_view_has
         consumer = client.subscribe("t", "s", is_read_compacted=True)
         assert_quiet(consumer)
         consumer.seek(pulsar.MessageId.earliest)
-        assert rows(receive(consumer, 11)) == expected, "a seek goes into what was trimmed"
+        assert rows(receive(consumer, 11)) == expected, "a seek can go back into the trimmed part"
         consumer.seek(messages[0].message_id())
-        assert rows(receive(consumer, 4)) == expected[7:], "this client goes on behind the message, inside its batch"
+        assert rows(receive(consumer, 4)) == expected[7:], "this client resumes after the message, inside its batch"
         client.close()

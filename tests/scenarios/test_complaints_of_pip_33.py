@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users of Pulsar's replicated subscriptions (PIP-33) complained of, one by one: each is a test.
 
-Numbers are issues and pull requests of apache/pulsar. Between regions of this system there are no snapshots and no
-markers (acknowledgements travel by their origins, beside the topic), so where a complaint is about those, the test
-asserts what its writer wanted. Some are said exactly by tests elsewhere:
+Numbers are issues and pull requests of apache/pulsar. Regions of Meridian exchange no snapshots and no markers
+(acknowledgements travel by origin, beside the topic), so where a complaint is about those, the test asserts what its
+author wanted. Tests elsewhere already cover some:
 
 ======================================================  ==========================================================
-complaint                                               test ======================================================
-========================================================== 10054: the second cluster begins anew, or repeats much
-test_replicated_subscription_switch: a_planned_switch_with_holes 13230: acknowledgements out of order are not told
-the same 6464: a deleted subscription is made again              test_subscription_lives: those of R16 8066: one that
-expired is made again                    test_topic_removal: what_may_be_used_in_other_regions_stays 8066: messages
-expire in one place only                 test_drops_in_regions 11382, 25266: a replicator that was removed stops all
-test_regions_cut_and_changed: a_region_joins_... 22452, 26234: transactions stop snapshots               there are none:
-NotAllowedError, tests/support/protocol/protocol_answers.txt 26119: taken for replicated what was never published
-stories of R10 and R19: peers confirm what is durable 21793, 22381: no metric says that it does not work
-test_admin_regions: metrics_count_what_clients_do 23768, 23769, 23770: only clients can switch it on
-test_subscription_status: policies_say_which_... 23815: a consumer's flag switches what exists
-test_switch_details: a_consumers_flag_is_for_new_subscriptions seek and reset-cursor stay local
-test_replicated_subscription_switch: a_rewind_takes_effect_... a backlog of replication holds progress up
-test_replicated_subscription_loss: acknowledgements_come_... 12601, 5274: each message once over all clusters
-test_dispatch_scope: dispatch scope ``origin`` (R26) ======================================================
-==========================================================
+complaint                                               test
+======================================================  ==========================================================
+10054: the second cluster starts over or repeats much   test_replicated_subscription_switch: a_planned_switch_with_holes
+13230: out-of-order acknowledgements are not sent       the same
+6464: a deleted subscription is recreated               test_subscription_lives: those of R16
+8066: an expired subscription is recreated              test_topic_removal: what_may_be_used_in_other_regions_stays
+8066: messages expire in one cluster only               test_drops_in_regions
+11382, 25266: a removed replicator stops everything     test_regions_cut_and_changed: a_region_joins_...
+22452, 26234: transactions stop snapshots               no transactions: NotAllowedError in protocol_answers.txt
+26119: counted as replicated, never published           stories of R10 and R19: peers confirm what is durable
+21793, 22381: no metric shows that it does not work     test_admin_regions: metrics_count_what_clients_do
+23768, 23769, 23770: only clients can enable it         test_subscription_status: policies_say_which_...
+23815: a consumer's flag changes what exists            test_switch_details: a_consumers_flag_is_for_new_subscriptions
+seek and reset-cursor stay local                        test_replicated_subscription_switch: a_rewind_takes_effect_...
+a replication backlog delays progress                   test_replicated_subscription_loss: acknowledgements_come_...
+12601, 5274: each message once over all clusters        test_dispatch_scope: dispatch scope ``origin`` (R26)
+======================================================  ==========================================================
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ pytestmark = pytest.mark.slow
 
 
 def entries(regions: RegionsProcess, region: str, topic: str) -> int:
-    """Everything that is stored of a topic, whatever it is."""
+    """Number of entries a topic stores, of any kind."""
     return int(regions.http(region, "GET", f"{topic_path(topic)}/internalStats").json["numberOfEntries"])
 
 
 def digests_sent(regions: RegionsProcess, region: str) -> float:
-    """Regions compare what they know every few seconds, also when nothing happens."""
+    """Digests a region sent: regions compare every few seconds, also when nothing happens."""
     metrics = regions.http(region, "GET", "/metrics/").text
     return sum(
         float(found) for found in re.findall(r"^meridian_\w*digests_sent\w*(?:\{[^}]*\})? ([0-9.e+]+)", metrics, re.M)
@@ -72,8 +73,8 @@ def digests_sent(regions: RegionsProcess, region: str) -> float:
 
 
 def test_24380_individual_acks_behind_a_delayed_message(regions: RegionsProcess) -> None:
-    """Shared, single acknowledgements, one message delayed for long: the other cluster's position did not move until
-    producing stopped."""
+    """Shared type, individual acknowledgements, one message with a long delay: the other cluster's position did not
+    move until producing stopped."""
     topic = new_topic("delayed")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         consumer = subscribe(east, topic)
@@ -94,7 +95,7 @@ def late_ms(regions: RegionsProcess) -> int:
 
 
 def test_24300_a_large_receiver_queue_and_slow_acks(regions: RegionsProcess) -> None:
-    """The read position far ahead of what is acknowledged: no snapshot ever fitted."""
+    """The read position was far ahead of the acknowledgements: no snapshot ever matched."""
     topic = new_topic("queue")
     with client(regions, EAST) as east:
         consumer = subscribe(east, topic, receiver_queue_size=1000)
@@ -111,7 +112,7 @@ def test_24300_a_large_receiver_queue_and_slow_acks(regions: RegionsProcess) -> 
 def test_14817_16651_19551_the_last_position_when_traffic_stops(
     regions: RegionsProcess, kind: pulsar.ConsumerType
 ) -> None:
-    """Nothing was published after the last acknowledgement, so it was never told: the other cluster repeated all."""
+    """Nothing was published after the last acknowledgement, so it was never sent: the other cluster repeated all."""
     topic = new_topic("last")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         publish(east, topic, numbered(range(10)))
@@ -124,7 +125,7 @@ def test_14817_16651_19551_the_last_position_when_traffic_stops(
 
 
 def test_6437_22926_22572_12759_nothing_but_messages_is_stored(regions: RegionsProcess) -> None:
-    """Markers stood in the backlog and filled quotas, made holes among acknowledgements, has_message_available never
+    """Markers stayed in the backlog, filled quotas and left holes among acknowledgements; has_message_available never
     became false behind them. 21495, 23198, 23839: and they were written although nobody wanted them."""
     topic = new_topic("markers")
     with client(regions, EAST) as east:
@@ -141,7 +142,7 @@ def test_6437_22926_22572_12759_nothing_but_messages_is_stored(regions: RegionsP
             )
         consumer.close()
     for region in REGIONS:
-        assert entries(regions, region, topic) == 10, f"{region} stores nothing but the messages while it is idle"
+        assert entries(regions, region, topic) == 10, f"an idle {region} stores only the messages"
         internal = regions.http(region, "GET", f"{topic_path(topic)}/internalStats").json
         assert internal["cursors"]["s"]["totalNonContiguousDeletedMessagesRange"] == 0, region
         assert stats(regions, region, topic)["backlogSize"] == 0, region
@@ -172,7 +173,7 @@ def test_6464_an_idle_topic_can_go(regions: RegionsProcess) -> None:
 
 
 def test_9341_partitions_and_key_shared(regions: RegionsProcess) -> None:
-    """Of a partitioned topic with Key_Shared consumers nothing was replicated."""
+    """Nothing of a partitioned topic with Key_Shared consumers was replicated."""
     topic = new_topic("keys")
     assert regions.http(EAST, "PUT", f"{topic_path(topic)}/partitions", 3).status == 204
     with client(regions, EAST) as east, client(regions, WEST) as west:
@@ -185,7 +186,7 @@ def test_9341_partitions_and_key_shared(regions: RegionsProcess) -> None:
                 consumer.acknowledge(message)
         consumer.close()
         producer.close()
-        wait_until(lambda: partitioned_backlog(regions, WEST, topic) == 15, "the even ones to be left in the west")
+        wait_until(lambda: partitioned_backlog(regions, WEST, topic) == 15, "the even numbers to be left in the west")
         take_numbers(subscribe(west, topic, kind=KEY_SHARED), range(0, 30, 2))
     wait_until(lambda: partitioned_backlog(regions, EAST, topic) == 0, "nothing to be left in the east")
 
@@ -197,7 +198,7 @@ def partitioned_backlog(regions: RegionsProcess, region: str, topic: str) -> int
 
 
 def test_16017_a_one_way_set_up_says_that_nothing_is_synced(regions: RegionsProcess) -> None:
-    """Active and standby, replicated in one direction only: subscriptions were not replicated, in silence."""
+    """Active and standby, replicated in one direction only: subscriptions were silently not replicated."""
     topic = new_topic("oneway")
     for region, lives in ((WEST, [WEST]), (EAST, [EAST, WEST])):
         assert regions.http(region, "PUT", topic_path(topic)).status in (204, 409)
@@ -214,14 +215,14 @@ def test_16017_a_one_way_set_up_says_that_nothing_is_synced(regions: RegionsProc
 
     wait_until(lambda: reason() == "NotARegionOfTheTopic", "the reason")
     assert not regions.http(EAST, "GET", status).json["synced"]
-    with client(regions, EAST) as east:  # and what is consumed here is given back, as nobody else is waited for
+    with client(regions, EAST) as east:  # and what is consumed here is trimmed, as no other region is waited for
         take_numbers(subscribe(east, topic), range(5))
     trim = f"{topic_path(topic)}/truncate"
     wait_until(lambda: not regions.http(EAST, "DELETE", trim).text and entries(regions, EAST, topic) == 0, "space")
 
 
 def test_a_cluster_that_is_down_stops_nobody_else(regions: RegionsProcess) -> None:
-    """By design: while any cluster is down there are no snapshots, and no progress for all others."""
+    """By design, while any cluster was down there were no snapshots, hence no progress for any other."""
     topic = new_topic("down")
     regions.kill_region(CENTRAL)
     with client(regions, EAST) as east, client(regions, WEST) as west:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch scope ``origin``: consumers in all regions at once get each message once; a dead region's share goes on
-elsewhere, and comes back with the region (R26)."""
+"""Dispatch scope ``origin``: consumers in all regions at once get each message once; another region takes over a dead
+region's share, which returns with the region (R26)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REGIONS = (EAST, WEST, CENTRAL)
 
 
 class Listener:
-    """A consumer that notes and acknowledges what it gets, until it is told to hold everything."""
+    """A consumer that records what it receives, and acknowledges it unless ``holding``."""
 
     def __init__(self, to: pulsar.Client, topic: str) -> None:
         self.numbers: list[int] = []
@@ -55,7 +55,7 @@ def scope_of(regions: RegionsProcess, region: str, topic: str) -> dict[str, Any]
 
 
 def dispatchers(regions: RegionsProcess, region: str, topic: str) -> dict[str, str]:
-    """Origin -> who dispatches it, as one region knows."""
+    """Origin -> the region that dispatches it, as ``region`` sees it."""
     return {one["origin"]: one["dispatched_by"] for one in scope_of(regions, region, topic).get("shares", ())}
 
 
@@ -97,11 +97,14 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
         wait_for_backlog(regions, CENTRAL, topic, 200)
         regions.kill_region(EAST)
         survivors = [listening[WEST], listening[CENTRAL]]
-        wait_until(lambda: sum(len(one.numbers) for one in survivors) >= 200, "the dead region's share to go on")
+        wait_until(
+            lambda: sum(len(one.numbers) for one in survivors) >= 200,
+            "another region to take over the dead region's share",
+        )
         assert sorted(survivors[0].numbers + survivors[1].numbers) == list(range(5000, 5200))
-        assert not (survivors[0].numbers and survivors[1].numbers), "one region takes it over"
+        assert not (survivors[0].numbers and survivors[1].numbers), "only one region takes it over"
         publish(west, topic, numbered(range(6000, 6100)))
-        wait_until(lambda: len(listening[WEST].numbers) >= 100, "its own share goes on")
+        wait_until(lambda: len(listening[WEST].numbers) >= 100, "the west's own share to continue")
 
         listening[EAST].holding = False
         listening[EAST].clear()
@@ -110,13 +113,13 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
         for one in listening.values():
             one.clear()
         publish(east, topic, numbered(range(7000, 7100)))
-        wait_until(lambda: len(everything()) == 100, "its messages")
+        wait_until(lambda: len(everything()) == 100, "the east's messages")
         assert listening[EAST].numbers == list(range(7000, 7100))
-        assert sum(everything().values()) == 100, "and nothing else, nowhere"
+        assert sum(everything().values()) == 100, "and no other message anywhere"
 
 
 def test_of_two_regions_one_takes_over_by_itself_when_a_third_one_votes(regions: RegionsProcess) -> None:
-    """The topic lives in the east and the west alone; the witness has a vote and none of its messages."""
+    """The topic is in the east and the west alone; the witness votes, but has none of its messages."""
     namespace = "public/two"
     for region in REGIONS:
         assert regions.http(region, "PUT", f"/admin/v2/namespaces/{namespace}").status in (204, 409)
@@ -148,10 +151,13 @@ def test_of_two_regions_one_takes_over_by_itself_when_a_third_one_votes(regions:
         regions.kill_region(CENTRAL)
         regions.bring_back(CENTRAL)
         regions.kill_region(EAST)
-        wait_until(lambda: len(listening[WEST].numbers) == 100, "the dead region's share to go on, without a command")
+        wait_until(
+            lambda: len(listening[WEST].numbers) == 100,
+            "the west to take over the dead region's share, without a command",
+        )
         assert sorted(listening[WEST].numbers) == list(range(100))
         topics = regions.http(CENTRAL, "GET", f"/admin/v2/persistent/{namespace}").json
-        assert topics == [], "the witness has none of it"
+        assert topics == [], "the witness does not have the topic"
         regions.bring_back(EAST)
         wait_until(lambda: dispatchers(regions, WEST, topic) == own, "the share to be back")
 
@@ -162,22 +168,25 @@ def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(
         held = subscribe(east, topic, receiver_queue_size=10)
         elsewhere = Listener(west, topic)
         set_scope(regions, WEST, topic, {"dispatchScope": "origin"})
-        wait_until(lambda: dispatchers(regions, EAST, topic).get(EAST) == EAST, "its share with its preferred holder")
+        wait_until(
+            lambda: dispatchers(regions, EAST, topic).get(EAST) == EAST, "the east's share with its preferred holder"
+        )
         publish(east, topic, numbered(range(100)))
         first = [int(held.receive(PATIENCE_MS).data()) for _ in range(5)]
         wait_for_backlog(regions, WEST, topic, 100)
         regions.pause_region(EAST)
         try:
-            wait_until(lambda: len(elsewhere.numbers) == 100, "all of it elsewhere")
+            wait_until(lambda: len(elsewhere.numbers) == 100, "the west to get everything")
         finally:
             regions.resume_region(EAST)
         wait_for_backlog(regions, EAST, topic, 0)
         both = (EAST, WEST)
         wait_until(
-            lambda: {dispatchers(regions, one, topic).get(EAST) for one in both} == {EAST}, "its share to be back"
+            lambda: {dispatchers(regions, one, topic).get(EAST) for one in both} == {EAST},
+            "the east's share to be back",
         )
         publish(east, topic, numbered([100]))
-        # What was on its way before the stop, of 10 that there was room for, and nothing else but what is new.
+        # Only what was in flight before the pause (the queue has room for 10), and then what is new.
         late: list[int] = []
         while 100 not in late:
             late.append(int(held.receive(PATIENCE_MS).data()))

@@ -74,7 +74,7 @@ def test_what_one_region_drops_the_other_still_owes(regions: RegionsProcess) -> 
 
 
 def test_what_a_consumer_held_when_it_was_dropped_can_be_acknowledged_later(regions: RegionsProcess) -> None:
-    """Also once its space was given back: the other region, which did not drop it, does not deliver it."""
+    """Even after the message was trimmed here: the other region, which did not drop it, does not deliver it."""
     topic = new_topic("late")
     prepared(regions, topic, 30)
     with client(regions, EAST) as east, client(regions, WEST) as west:
@@ -84,7 +84,10 @@ def test_what_a_consumer_held_when_it_was_dropped_can_be_acknowledged_later(regi
         last = held[-1].message_id()
         assert expire(regions, EAST, topic, "", {"ledgerId": last.ledger_id(), "entryId": last.entry_id() + 5}) == 204
         publish(east, topic, numbered(range(30, 40)))
-        wait_until(lambda: stats(regions, EAST, topic)["storageSize"] < before["storageSize"], "space to be given back")
+        wait_until(
+            lambda: stats(regions, EAST, topic)["storageSize"] < before["storageSize"],
+            "the dropped messages to be trimmed",
+        )
         for message in held[5:20]:
             consumer.acknowledge(message)
         consumer.close()
@@ -132,7 +135,7 @@ def test_a_quota_holds_replication_and_nothing_is_lost(regions: RegionsProcess) 
     prepared(regions, topic, 5)
     quota = {"limitSize": 20_000, "policy": "producer_request_hold"}
     assert regions.http(WEST, "POST", f"{topic_path(topic)}/backlogQuota", quota).status == 204
-    kept = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}  # it is read once more after all is acknowledged
+    kept = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}  # read once more after everything is acknowledged
     assert regions.http(WEST, "POST", f"{topic_path(topic)}/retention", kept).status == 204
     with client(regions, EAST) as east:
         publish(east, topic, [b"%d" % number + b" " * 1000 for number in range(5, 45)])
@@ -163,6 +166,6 @@ def test_a_region_that_cannot_be_asked_is_named(regions: RegionsProcess) -> None
         assert backlog(regions, EAST, topic) == 0
     finally:
         regions.bring_back(WEST)
-    wait_until(lambda: backlog(regions, WEST, topic) == 3, "the other region to owe what it did not drop")
-    assert expire(regions, EAST, topic, "/0?allRegions=true") == 204, "asking again does it everywhere"
+    wait_until(lambda: backlog(regions, WEST, topic) == 3, "the west still to owe what it did not drop")
+    assert expire(regions, EAST, topic, "/0?allRegions=true") == 204, "a second request drops everywhere"
     assert backlog(regions, WEST, topic) == 0

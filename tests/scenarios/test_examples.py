@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every program in ``examples/``, run as a user runs it, against three regions of ``meridian up``."""
+"""Every program in ``examples/``, run as a user would, against three regions of ``meridian up``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAYS = {
     "schema_json": "total 5.25",
     "watch_progress": "every region knows that 5 of 50 messages are open",
 }
-"""What the last lines of each say when it did what it promises."""
+"""What the last two lines of each contain when it did what it promises."""
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.stem))
@@ -36,7 +36,7 @@ def test_an_example_does_what_it_says(regions: RegionsProcess, example: Path) ->
     }
     taken = set(re.findall(r'add_argument\("(--[a-z-]+)"', example.read_text(encoding="utf-8")))
     arguments = [part for option, url in addresses.items() if option in taken for part in (option, url)]
-    for _ in range(2):  # a second time too: nothing of the first is in its way
+    for _ in range(2):  # twice: what the first run left does not disturb the second
         ended = subprocess.run(
             [sys.executable, "-W", "error", str(example), *arguments],
             capture_output=True,
@@ -50,7 +50,7 @@ def test_an_example_does_what_it_says(regions: RegionsProcess, example: Path) ->
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.stem))
 def test_an_example_can_be_copied(example: Path) -> None:
-    """It says how it is run, takes the defaults of ``meridian up``, and needs the client and the standard library."""
+    """It says how to run it, defaults to the addresses of ``meridian up``, and needs only pulsar-client."""
     text = example.read_text(encoding="utf-8")
     assert f"    python examples/{example.name}\n" in text
     imported = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What regions take from whom: entries once and without gaps, origins from peers only, nothing where it may not go."""
+"""What regions accept: entries once and without gaps, origins from peers only, nothing withheld from a region."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def as_peer(regions: RegionsProcess) -> AsyncIterator[PulsarClientConnecti
 
 
 class Outcomes:
-    """What a producer heard, by sequence id: None is a receipt."""
+    """A producer's answers, by sequence id: None is a receipt."""
 
     def __init__(self) -> None:
         self._heard: asyncio.Queue[tuple[int, pb.CommandSendError | None]] = asyncio.Queue()
@@ -83,7 +83,7 @@ def body(number: int, **fields: Any) -> bytes:
     return metadata.build_body(described.SerializeToString(), b"%d" % number)
 
 
-# -- who may say so (R7)
+# -- what only peers may send (R7)
 
 FORBIDDEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an origin stamp": ({}, {"origin": peer_pb2.OriginStamp(region=STRANGER, ledger=1, entry=0)}),
@@ -114,11 +114,11 @@ async def test_a_client_cannot_send(regions: RegionsProcess, as_client: PulsarCl
 async def test_a_client_may_copy_what_came_from_another_region(
     regions: RegionsProcess, as_client: PulsarClientConnection
 ) -> None:
-    """With all properties, as clients do for dead-letter and retry topics: the source position says nothing (R2)."""
+    """With all properties, as clients do for dead-letter and retry topics: the source position is ignored (R2)."""
     topic = new_topic("copied")
     outcomes = Outcomes()
     opened = await as_client.open_producer(pb.CommandProducer(topic=topic, producer_id=0, request_id=0), outcomes)
-    for number in range(3):  # each with the place of another one
+    for number in range(3):  # each with the source position of another one
         place = pb.KeyValue(key=metadata.SOURCE_POSITION_PROPERTY, value=f"{number % 2}:{2 - number}")
         as_client.write(encode.send(opened.producer_id, number, body(number, properties=[place])))
     assert [await outcomes.next() for _ in range(3)] == [(number, None) for number in range(3)]
@@ -165,11 +165,11 @@ async def test_a_region_with_another_peer_secret_is_turned_away(regions: Regions
             await PulsarClientConnection.connect(regions.service_url(EAST), as_region(STRANGER, EAST, secret))
 
 
-# -- once, and without gaps (R4)
+# -- entries once and without gaps (R4)
 
 
 class Replicator:
-    """A replicator of a region that does not exist, which does as it likes."""
+    """A replicator of a region that does not exist, and that may break the rules."""
 
     def __init__(self, connection: PulsarClientConnection, topic: str) -> None:
         self._connection = connection
@@ -202,7 +202,7 @@ class Replicator:
         spoiled: bool = False,
         message_id: bytes | None = None,
     ) -> pb.CommandSendError | None:
-        """Send one entry of ledger 1 whose body is its number. Says the error, or None."""
+        """Send one entry of ledger 1 whose body is its number; return the error, or None for a receipt."""
         plain = body(entry)
         appended, size = metadata.append_replication(plain, region, 1, entry)
         stamp = peer_pb2.OriginStamp(
@@ -223,7 +223,7 @@ class Replicator:
             encode.send(self.opened.producer_id, sequence, appended, shadow_message_id=message_id, origin=stamp)
         )
         heard, error = await self.outcomes.next()
-        assert heard == sequence, f"expected to hear of {sequence}, not of {heard}: {error}"
+        assert heard == sequence, f"expected the answer to {sequence}, got that to {heard}: {error}"
         return error
 
 
@@ -233,15 +233,15 @@ async def test_repeats_are_dropped_and_gaps_refused(regions: RegionsProcess, as_
     assert (state.last_origin_ledger, state.last_origin_entry) == (-1, -1)
     assert await replicator.send(0, after=-1) is None
     assert await replicator.send(1, after=0) is None
-    assert await replicator.send(1, after=0) is None, "a repeat is confirmed as the first time"
+    assert await replicator.send(1, after=0) is None, "a repeat is confirmed like the first time"
     gap = await replicator.send(3, after=2)
     assert gap is not None
     assert gap.error == pb.ProducerFenced
-    assert "1:1" in gap.message, "it says from where to resume"
+    assert "1:1" in gap.message, "the error names the entry to resume after"
     state = await replicator.open()
     assert (state.last_origin_ledger, state.last_origin_entry) == (1, 1)
     assert await replicator.send(2, after=1) is None
-    assert await replicator.send(5, after=2, prev=4) is None, "entries meant for others are no gap"
+    assert await replicator.send(5, after=2, prev=4) is None, "entries withheld from this region are no gap"
     assert await asyncio.to_thread(stored, regions, EAST, replicator.topic, 4) == [0, 1, 2, 5]
 
 
@@ -267,7 +267,7 @@ async def test_other_bytes_and_other_names_are_refused(
 async def test_a_replicator_neither_chooses_message_ids_nor_sends_to_shadows(
     regions: RegionsProcess, as_peer: PulsarClientConnection
 ) -> None:
-    """Ids are given where a message is stored, and a shadow has its source's (R7)."""
+    """The storing region assigns message ids, and a shadow uses its source's (R7)."""
     replicator = Replicator(as_peer, new_topic("ids"))
     shadow = f"{replicator.topic}-view"
     await replicator.open()
@@ -277,7 +277,7 @@ async def test_a_replicator_neither_chooses_message_ids_nor_sends_to_shadows(
     assert made.status == 204, made.text
     for place in (encode.message_id(1, 1), encode.message_id((1 << 53) + 1, 0)):
         refused = await replicator.send(1, after=0, message_id=place)
-        assert refused is not None, "the id was passed over"
+        assert refused is not None, "the message id was ignored"
         assert refused.error == pb.NotAllowedError, refused.message
     with pytest.raises(RequestRefused, match="read only: publish to"):
         await Replicator(as_peer, shadow).open()
@@ -299,18 +299,18 @@ async def test_a_replicator_of_another_incarnation_waits_and_makes_nothing(
     )
     opened = await as_peer.open_producer(command, Outcomes())
     assert opened.replication is not None
-    assert opened.replication.incarnation == "", "it hears what is known here, and has no producer"
+    assert opened.replication.incarnation == "", "it learns the incarnation known here, and gets no producer"
     listed = await as_peer.request(
         pb.BaseCommand.GET_TOPICS_OF_NAMESPACE, pb.CommandGetTopicsOfNamespace(namespace="public/default", request_id=0)
     )
     assert topic not in listed.topics
 
 
-# -- what may not go everywhere (R3)
+# -- entries for some regions only (R3)
 
 
 def test_withheld_entries_are_not_claimed(regions: RegionsProcess) -> None:
-    """What another region never got cannot be acknowledged there, not even by an acknowledgement of all before."""
+    """A region cannot acknowledge entries withheld from it, not even cumulatively."""
     topic = new_topic("withheld")
     targets = [None, [WEST], [CENTRAL], None, [EAST], [WEST, CENTRAL], [WEST], None]
     with client(regions, EAST) as east, client(regions, WEST) as west:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One name for a topic with partitions and for one without, made in two regions at the same time or apart."""
+"""One name for a topic with partitions and one without, created in two regions at the same time or while apart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clients(regions: LinkedRegions) -> Iterator[dict[str, pulsar.Client]]:
 
 
 def listed(regions: LinkedRegions, region: str, name: str) -> set[str]:
-    """The topics of that name in a region, also those under names that begin with it."""
+    """A region's topics of that name, and those whose names begin with it and a dash."""
     found = {one.rpartition("/")[2] for one in regions.http(region, "GET", TOPICS).json}
     return {one for one in found if one == name or one.startswith(f"{name}-")}
 
@@ -47,7 +47,7 @@ def aside(regions: LinkedRegions, region: str, name: str) -> set[str]:
 
 
 def stored(client: pulsar.Client, topic: str, count: int) -> set[bytes]:
-    """The messages that a topic, or a partitioned one, still has, once there are so many."""
+    """The messages of a topic, partitioned or not, once there are ``count``, or when patience ends."""
     found: set[bytes] = set()
     names = client.get_topic_partitions(topic)
     readers = [client.create_reader(name, pulsar.MessageId.earliest) for name in names]
@@ -71,7 +71,7 @@ def publish(client: pulsar.Client, name: str, *messages: bytes) -> None:
 
 
 def cut(regions: LinkedRegions) -> None:
-    """Both ways; once both regions know it."""
+    """Cut the link both ways, and wait until both regions notice."""
     regions.cut("us", "eu")
     regions.cut("eu", "us")
     for region in REGIONS:
@@ -97,7 +97,7 @@ def test_the_answer_comes_when_the_other_region_knows(
 def test_both_at_once_come_to_one_kind_and_lose_nothing(
     regions: LinkedRegions, clients: dict[str, pulsar.Client]
 ) -> None:
-    """Whichever wins, each message that has a receipt is in the topic, or where its copy was quarantined."""
+    """Whichever wins, each message that has a receipt is in the topic or in a quarantined copy."""
     receipts: dict[str, list[bytes]] = {}
 
     def produce(name: str) -> None:
@@ -109,7 +109,7 @@ def test_both_at_once_come_to_one_kind_and_lose_nothing(
                 receipts[name].append(b"%d" % number)
             producer.close()
         except pulsar.PulsarException:
-            return  # its topic has partitions by now
+            return  # the topic has partitions by now
 
     names = [f"at-once-{number}" for number in range(10)]
     with ThreadPoolExecutor(len(names)) as threads:
@@ -164,7 +164,7 @@ def test_the_earlier_creation_counts_once_regions_meet(
     for region in REGIONS:
         wait_until(
             lambda region=region: listed(regions, region, name) - aside(regions, region, name) == winner,
-            f"the earlier one in {region}",
+            f"the earlier creation to count in {region}",
         )
     loser, kept = ("eu", {b"eu 1", b"eu 2"}) if first == "with" else ("us", {b"us 1", b"us 2"})
     copies = aside(regions, loser, name)
@@ -175,18 +175,18 @@ def test_the_earlier_creation_counts_once_regions_meet(
         assert "created earlier" in why
     assert found == kept
     assert aside(regions, "us" if loser == "eu" else "eu", name) == set()
-    for region in REGIONS:  # the topic goes on, in both
+    for region in REGIONS:  # the topic stays usable in both
         publish(clients[region], name, f"later {region}".encode())
     expected = {b"later us", b"later eu"} | ({b"us 1", b"us 2"} if first == "with" else {b"eu 1", b"eu 2"})
     for region in REGIONS:
         assert stored(clients[region], name, 4) == expected
     before = {region: listed(regions, region, name) for region in REGIONS}
-    regions.kill_region(loser)  # ledgers of the copies still say that they are the topic's
+    regions.kill_region(loser)  # the copies' ledgers still carry the topic's name
     regions.bring_back(loser)
     assert {region: listed(regions, region, name) for region in REGIONS} == before
     assert {one for copy in copies for one in stored(clients[loser], copy, 1)} == kept
     assert stored(clients[loser], name, 4) == expected
-    if first == "with":  # what was subscribed to the copy that gave way misses nothing of the topic in its place
+    if first == "with":  # a subscription of the quarantined copy misses nothing of the winning topic
         consumer = clients["eu"].subscribe(name, "s")
         received: set[bytes] = set()
         while len(received) < 4:
@@ -210,9 +210,9 @@ def test_a_forced_deletion_takes_nothing_of_the_other_kind(
     finally:
         regions.heal()
     other = "eu" if by == "us" else "us"
-    wait_until(lambda: listed(regions, by, name) == set(), "it to be gone where it was deleted")
+    wait_until(lambda: listed(regions, by, name) == set(), "the topic to be gone where it was deleted")
     wait_until(
-        lambda: listed(regions, other, name) == aside(regions, other, name) != set(), "the other one to be quarantined"
+        lambda: listed(regions, other, name) == aside(regions, other, name) != set(), "the other kind to be quarantined"
     )
     found: set[bytes] = set()
     for copy in aside(regions, other, name):
@@ -232,4 +232,4 @@ def test_a_region_that_is_away_holds_nobody_up(regions: LinkedRegions, clients: 
     finally:
         regions.heal()
         regions.bring_back("eu")
-    wait_until(lambda: listed(regions, "eu", name) == partitioned(name), "eu to have it")
+    wait_until(lambda: listed(regions, "eu", name) == partitioned(name), "eu to have the partitions")

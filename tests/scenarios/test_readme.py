@@ -30,7 +30,7 @@ ELSEWHERE = {
     "git clone ADDRESS-OF-THIS-REPOSITORY meridian": "tests/fresh clones",
     "cd meridian": "tests/fresh",
     "make demo": "tests/fresh runs it",
-    "make test": "this is it",
+    "make test": "runs this test",
     "python3 -m venv broker-venv": "tests/fresh installs with plain pip",
     "broker-venv/bin/pip install ./broker": "tests/unit/house/test_packaging.py builds it, tests/fresh installs it",
     "broker-venv/bin/meridian up": "the fixture `regions`",
@@ -52,7 +52,7 @@ PRINTS = {
     "tenants create shop": f"created tenant shop in {CENTRAL}, {EAST}, {WEST}",
     "namespaces create shop/orders": f"created namespace shop/orders in {EAST}, {WEST}",
 }
-"""What each prints, by how it begins or what it is."""
+"""Command, or how it begins -> what its output contains."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
 
 
 def shown() -> list[str]:
-    """Every command of the page, in order."""
+    """Every command of the README, in order."""
     prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
     return [line.strip() for line in prose.splitlines() if line.startswith("    ")]
 
@@ -98,7 +98,7 @@ def test_the_commands_of_the_readme_do_what_it_says(regions: UpProcess) -> None:
     for line in shown():
         if line in ELSEWHERE:
             continue
-        assert line.startswith(COMMAND), f"run it here, or say in ELSEWHERE what shows it: {line}"
+        assert line.startswith(COMMAND), f"run it here, or name in ELSEWHERE the test that covers it: {line}"
         arguments = line.removeprefix(COMMAND)
 
         def does_it(arguments: str = arguments) -> bool:
@@ -106,7 +106,7 @@ def test_the_commands_of_the_readme_do_what_it_says(regions: UpProcess) -> None:
             ran.append((arguments, done.returncode, done.stdout, done.stderr))
             return done.returncode == 0 and expected(arguments) in done.stdout
 
-        if arguments.startswith("subscriptions status"):  # acknowledgements travel
+        if arguments.startswith("subscriptions status"):  # other regions learn of acknowledgements a moment later
             wait_until(does_it, arguments)
         else:
             assert does_it(), ran[-1]
@@ -144,7 +144,7 @@ def test_a_target_of_the_readme_is_in_the_makefile(target: str) -> None:
 
 
 def test_a_region_that_is_killed_is_reported_and_its_consumers_go_on_elsewhere(regions: UpProcess) -> None:
-    """Last: it leaves a region dead."""
+    """Must run last: it leaves a region dead."""
     process = re.findall(rf"^{EAST} .* (\d+)$", regions.log(), flags=re.MULTILINE)[-1]
     assert meridian(regions, "produce again -m one -m two").returncode == 0
     assert meridian(regions, "consume again -s billing --replicated --count 1").stdout == "one\n"

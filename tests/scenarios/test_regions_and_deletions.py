@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic is deleted while a region is away: when that one is back, what it has of the topic is deleted there too, or
-quarantined where it holds messages that no other region got (R8). And where a topic gets other regions."""
+"""A topic is deleted while a region is away: when the region is back, its copy is deleted too, or quarantined if it
+has messages that no other region got (R8)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def incarnation(regions: RegionsProcess, region: str, topic: str) -> str:
 
 
 def test_a_region_was_away_while_topics_were_deleted(regions: RegionsProcess) -> None:
-    """R8: one copy holds nothing of its own, one holds messages that the others never got, one topic is made again,
-    and one has partitions."""
+    """R8: one copy has nothing of its own, one has messages that the others never got, one topic is created again, and
+    one has partitions."""
     plain, ahead, again, parts = (new_topic(name) for name in ("plain", "ahead", "again", "parts"))
     assert regions.http(EAST, "PUT", f"{topic_path(parts)}/partitions", 2).status == 204
     with client(regions, EAST) as east:
@@ -44,12 +44,14 @@ def test_a_region_was_away_while_topics_were_deleted(regions: RegionsProcess) ->
             subscribe(east, topic).close()
             publish(east, topic, numbered(range(10)))
     for topic in (plain, ahead, again, f"{parts}-partition-0", f"{parts}-partition-1"):
-        wait_until(lambda topic=topic: "s" in stats(regions, WEST, topic).get("subscriptions", {}), f"{topic} in west")
+        wait_until(
+            lambda topic=topic: "s" in stats(regions, WEST, topic).get("subscriptions", {}), f"{topic} in the west"
+        )
     for topic in (plain, ahead, again):
         assert stored(regions, WEST, topic, 10) == list(range(10))
     regions.kill_region(WEST)
     for topic in (plain, ahead, again):
-        assert regions.http(EAST, "DELETE", topic_path(topic)).status == 412, "not without force"
+        assert regions.http(EAST, "DELETE", topic_path(topic)).status == 412, "a subscription exists: not without force"
         assert regions.http(EAST, "DELETE", f"{topic_path(topic)}?force=true").status == 204
     assert regions.http(EAST, "DELETE", f"{topic_path(parts)}/partitions?force=true").status == 204
     with client(regions, EAST) as east:
@@ -69,8 +71,10 @@ def test_a_region_was_away_while_topics_were_deleted(regions: RegionsProcess) ->
 
     wait_until(settled, "the deleted topics to go")
     for region in REGIONS:
-        assert stored(regions, region, again, 3) == [20, 21, 22], f"{region} has the topic that was made again"
-        assert regions.http(region, "GET", f"{topic_path(parts)}/partitions").status == 404, f"{region} made it again"
+        assert stored(regions, region, again, 3) == [20, 21, 22], f"{region} has the topic that was created again"
+        assert regions.http(region, "GET", f"{topic_path(parts)}/partitions").status == 404, (
+            f"{region} created the partitions again"
+        )
         assert not topics(regions, region) & {plain, ahead}, region
     assert len({incarnation(regions, region, again) for region in REGIONS}) == 1
     (aside,) = [name for name in topics(regions, WEST) if name.startswith(prefix)]

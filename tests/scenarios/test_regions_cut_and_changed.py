@@ -95,7 +95,7 @@ def test_a_link_is_cut(regions: LinkedRegions, ways: list[tuple[str, str]]) -> N
     for region in REGIONS:
         wait_for(regions, region, topic, 0)
         assert sorted(stored(regions, region, topic, 25)) == list(range(25))
-        assert stats(regions, region, topic)["msgInCounter"] >= 20, "what its origin brought counts, too"
+        assert stats(regions, region, topic)["msgInCounter"] >= 20, "replicated messages count, too"
 
 
 def test_a_link_falls_silent(regions: LinkedRegions) -> None:
@@ -110,7 +110,7 @@ def test_a_link_falls_silent(regions: LinkedRegions) -> None:
         publish(east, topic, numbered(range(10, 15)))
         publish(west, topic, numbered(range(15, 20)))
         for region in REGIONS:
-            wait_until(lambda region=region: backlog(regions, region, topic) == 20, f"{region} to have all", 25)
+            wait_until(lambda region=region: backlog(regions, region, topic) == 20, f"{region} to have all 20", 25)
         acknowledge_some(east, topic, 20, below=8)
         wait_for(regions, WEST, topic, 12)
         regions.heal()
@@ -128,7 +128,10 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
         regions.cut(other, WEST)
         regions.cut(WEST, other)
     for region in (EAST, CENTRAL):
-        assert regions.http(region, "PUT", topic_path(topic)).status in (204, 409)  # its replicator may be faster
+        assert regions.http(region, "PUT", topic_path(topic)).status in (
+            204,
+            409,
+        )  # 409: the other region's replicator was faster
     live(regions, topic, (EAST, CENTRAL), (EAST, CENTRAL))
     with client(regions, EAST) as east:
         here = subscribe(east, topic)
@@ -139,7 +142,7 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
         here.close()
         for region in (EAST, CENTRAL):
             wait_for(regions, region, topic, 17)
-            wait_until(lambda region=region: trimmed(regions, region, topic), f"{region} to give back two ledgers")
+            wait_until(lambda region=region: trimmed(regions, region, topic), f"{region} to trim two ledgers")
     assert regions.http(WEST, "PUT", topic_path(topic)).status == 204
     live(regions, topic, REGIONS, REGIONS)
     waiting = fill(regions, WEST, topic)
@@ -149,11 +152,11 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
     regions.heal()
     wait_until(lambda: fill(regions, WEST, topic)["ready"], "the region to be filled")
     joined = fill(regions, WEST, topic)["joinedAt"]
-    assert list(joined) == [EAST], "two ledgers of ten were given back before it came"
+    assert list(joined) == [EAST], "two ledgers of ten entries were trimmed before it joined"
     assert exported(regions, WEST, topic) == joined
     assert stored(regions, WEST, topic, 25) == list(range(20, 45))
     wait_for(regions, WEST, topic, 17)
-    # Removed for good: the others do not wait for it, and a subscription can end without it.
+    # Removed for good: the others do not wait for it, and a subscription can be deleted without it.
     regions.kill_region(WEST)
     live(regions, topic, (EAST, CENTRAL), (EAST, CENTRAL))
     wait_until(lambda: list(stats(regions, EAST, topic)["replication"]) == [CENTRAL], "the replicator to end")
@@ -162,7 +165,9 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
         take_numbers(subscribe(central, topic), [*range(24, 41), *range(45, 50)])
         subscribe(east, topic, "other").close()
     wait_until(lambda: "other" in stats(regions, CENTRAL, topic)["subscriptions"], "the other subscription")
-    assert regions.http(EAST, "DELETE", f"{topic_path(topic)}/subscription/other").status == 204, "nobody is missed"
+    assert regions.http(EAST, "DELETE", f"{topic_path(topic)}/subscription/other").status == 204, (
+        "a removed region is not asked"
+    )
     # It comes back on its own: it knows that it was removed, and what happens there stays there.
     regions.bring_back(WEST)
     live(regions, topic, (WEST,), (WEST,))

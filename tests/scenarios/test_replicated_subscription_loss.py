@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions are killed, paused and restarted under a replicated subscription: nothing is lost, nothing acked repeats."""
+"""Regions are killed, paused and restarted under a replicated subscription: nothing is lost, no ack is forgotten."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def regions(three: RegionsProcess) -> Iterator[RegionsProcess]:
 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Iterator[RegionsProcess]:
-    """Three regions that wait for each other as long as the rule says."""
+    """Three regions that wait for each other only as long as R20 says."""
     with RegionsProcess(REGIONS, tmp_path / "data", settings={"barrierTimeoutMillis": "250"}) as up:
         yield up
 
@@ -70,7 +70,7 @@ def with_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProce
 
 
 def status(regions: RegionsProcess, region: str, topic: str, name: str = "s") -> dict[str, Any]:
-    """How a subscription stands; empty while the region does not have it."""
+    """A subscription's status; empty while the region does not have it."""
     answer = regions.http(region, "GET", f"{subscription_path(topic, name)}/status")
     found: dict[str, Any] = answer.json if answer.status == 200 else {}
     return found
@@ -85,7 +85,7 @@ def test_sigkill_with_etcd(with_etcd: RegionsProcess) -> None:
 
 
 def die_and_come_back(regions: RegionsProcess) -> None:
-    """Consumers work in the east, it is killed, they go on in the west, it comes back with what only it had."""
+    """Consumers work in the east, it is killed, they continue in the west, and the east comes back."""
     topic = new_topic("killed")
     chance = random.Random(20131101)
     with client(regions, WEST) as west:
@@ -103,8 +103,8 @@ def die_and_come_back(regions: RegionsProcess) -> None:
             for message in done:
                 consumer.acknowledge(message)
             left = numbers(messages) - numbers(done)
-            for region in regions.regions:  # how soon they know is measured by bench/failover
-                wait_for_backlog(regions, region, topic, 201)  # entries: the batch is one
+            for region in regions.regions:  # bench/failover measures how soon they know
+                wait_for_backlog(regions, region, topic, 201)  # counted in entries: the batch is one
             regions.kill_region(EAST)
         consumer = subscribe(west, topic, batch_index_ack_enabled=True)
         messages = take(consumer, len(left))
@@ -126,8 +126,8 @@ def numbers(messages: list[pulsar.Message]) -> set[int]:
 
 
 def test_a_topic_that_was_deleted_once_fails_back_at_once(regions: RegionsProcess) -> None:
-    """The region is back with many topics to open, and its consumer comes before digests were compared. It gets what is
-    left, although the topic has a deletion behind it that every region has to know of."""
+    """The region is back with many topics to open, and its consumer subscribes before digests were compared. It gets
+    what is left, although the topic has an earlier deletion that every region must know of."""
     for number in range(40):
         assert regions.http(EAST, "PUT", topic_path(new_topic(f"before-{number}"))).status == 204
     topic = new_topic("made-again")
@@ -135,7 +135,7 @@ def test_a_topic_that_was_deleted_once_fails_back_at_once(regions: RegionsProces
         publish(west, topic, numbered([0]))
         assert stored(regions, EAST, topic, 1) == [0]
         path = f"{topic_path(topic)}?force=true"
-        # 404: it is gone here, and the answer before was about a region that was slow to follow.
+        # 404: it is gone here; the answer before named a region that was slow to follow.
         wait_until(lambda: regions.http(EAST, "DELETE", path).status in (204, 404), "the topic to be deleted")
         publish(west, topic, numbered(range(1, 31)))
         with client(regions, EAST) as east:
@@ -165,7 +165,7 @@ def test_a_topic_that_was_deleted_once_fails_back_at_once(regions: RegionsProces
 
 
 def test_what_only_the_dead_region_had_is_not_lost(regions: RegionsProcess) -> None:
-    """Receipts were sent, the other regions did not get the messages before the kill: they come afterwards."""
+    """Receipts were sent, but the other regions got the messages only after the killed region was back."""
     topic = new_topic("tail")
     with client(regions, WEST) as west, client(regions, EAST) as east:
         consumer = subscribe(west, topic)
@@ -186,8 +186,8 @@ def test_what_only_the_dead_region_had_is_not_lost(regions: RegionsProcess) -> N
 
 
 async def test_a_client_that_waits_at_the_door_gets_nothing_twice(regions: RegionsProcess) -> None:
-    """R10, R20: whoever subscribes the moment a region is back gets nothing acknowledged elsewhere meanwhile, for the
-    region asks the others before it dispatches anything. And nobody is told that his namespace does not exist."""
+    """R10, R20: a client that subscribes the moment a region is back gets nothing acknowledged elsewhere meanwhile: the
+    region asks the others before it dispatches. And no client is told that its namespace does not exist."""
     topic = new_topic("door")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         await asyncio.to_thread(publish, east, topic, numbered(range(300)))
@@ -220,7 +220,7 @@ async def subscribe_as_soon_as_possible(url: str, topic: str) -> tuple[PulsarCli
 
 
 def test_acknowledgements_come_before_their_messages(regions: RegionsProcess) -> None:
-    """R10: a region hears of acknowledgements while it cannot get the messages; when they come, they are filtered."""
+    """R10: acknowledgements reach a region before their messages; when those arrive, they are filtered."""
     topic = new_topic("before")
     with client(regions, CENTRAL) as central, client(regions, EAST) as east:
         consumer = subscribe(central, topic)
@@ -237,9 +237,9 @@ def test_acknowledgements_come_before_their_messages(regions: RegionsProcess) ->
         regions.pause_region(EAST)
         try:
             regions.bring_back(WEST)
-            # Three of the 75 are below the floor: number 8 is the first that is not acknowledged.
-            wait_until(lambda: status(regions, WEST, topic).get("set_size") == 72, "the acknowledgements to come")
-            assert entries(regions, WEST, topic) == 5, "messages came too: the test proves nothing"
+            # Three of the 75 are below the floor: number 8 is the first one not acknowledged.
+            wait_until(lambda: status(regions, WEST, topic).get("set_size") == 72, "the acknowledgements to arrive")
+            assert entries(regions, WEST, topic) == 5, "messages arrived too: the test proves nothing"
         finally:
             regions.resume_region(EAST)
         wait_for_backlog(regions, WEST, topic, 25)
@@ -261,7 +261,7 @@ def entries(regions: RegionsProcess, region: str, topic: str) -> int:
 
 
 def test_a_region_that_hangs_holds_nobody_up(impatient: RegionsProcess) -> None:
-    """R20: its connections stand and it does not answer. Subscribing and closing wait for it a quarter of a second."""
+    """R20: its connections stay open, but it does not answer. Subscribing and closing wait 250 ms for it."""
     regions, topic = impatient, new_topic("hangs")
     with client(regions, EAST) as east, client(regions, CENTRAL) as central:
         publish(east, topic, numbered(range(100)))
@@ -280,14 +280,14 @@ def test_a_region_that_hangs_holds_nobody_up(impatient: RegionsProcess) -> None:
             there = subscribe(central, topic)
             assert numbers(take(there, 50)) == numbers(messages[1::2])
             there.close()
-            assert time.monotonic() - began < 20, "they waited for the region that hangs"
+            assert time.monotonic() - began < 20, "they waited for the hung region"
         finally:
             regions.resume_region(WEST)
     wait_for_backlog(regions, WEST, topic, 50)
 
 
 def test_a_region_that_was_away_catches_up_by_digests(regions: RegionsProcess) -> None:
-    """Acknowledged, rewound and newly made while it was away: nobody needs to consume for it to agree afterwards."""
+    """It misses acknowledgements, a rewind and a creation; it catches up although nobody consumes."""
     topic = new_topic("away")
     with client(regions, EAST) as east, client(regions, CENTRAL) as central:
         publish(east, topic, numbered(range(200)))
@@ -314,7 +314,7 @@ def test_a_region_that_was_away_catches_up_by_digests(regions: RegionsProcess) -
 
 
 def test_a_region_that_is_drained_tells_the_others_first(regions: RegionsProcess) -> None:
-    """SIGTERM: what was acknowledged until then is known everywhere, and the client goes on when the region is back."""
+    """SIGTERM: what was acknowledged until then is known everywhere; the client resumes when the region is back."""
     topic = new_topic("drained")
     with client(regions, EAST) as east:
         producer = east.create_producer(topic, batching_enabled=False)
@@ -361,7 +361,7 @@ def test_a_restart_of_all_regions_goes_on(tmp_path: Path) -> None:
             consumer.close()
             assert len(stored(regions, EAST, topic, 210)) == 210
 
-            # R1: ids grow over deletion and a topic of the same name.
+            # R1: ledger ids keep growing when a topic is deleted and created again.
             for region in regions.regions:
                 assert ledgers_of(regions, region, topic)[: len(ledgers[region])] == ledgers[region]
             before = ledgers_of(regions, EAST, topic)[-1]
@@ -371,7 +371,7 @@ def test_a_restart_of_all_regions_goes_on(tmp_path: Path) -> None:
             publish(east, topic, numbered(range(10)))
             assert ledgers_of(regions, EAST, topic)[0] > before
 
-            # The west's is deleted by that, too: the new one comes over whole, unfiltered by old acknowledgements (R8).
+            # The west's copy is deleted, too: it gets all of the new topic, unfiltered by old acknowledgements (R8).
             assert sorted(stored(regions, WEST, topic, 10)) == list(range(10))
             consumer = subscribe(west, topic)
             take_numbers(consumer, range(10))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A region whose metadata are in etcd comes back from an older copy of etcd, of its volume, or of both (R1, R5): it
-gets back what the other region has of its entries, loses nothing and repeats nothing."""
+fetches back its entries from the other region, loses nothing and repeats nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 
 
 class TwoRegions:
-    """The first with etcd, the second with the embedded store; what ``region_clients`` asks of regions."""
+    """The first region with etcd, the second with the embedded store; has what ``region_clients`` needs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

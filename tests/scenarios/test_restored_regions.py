@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region comes back from an older copy, whole or in part, or from nothing: it gets back what the others have of its
-entries before it publishes anew (R1, R5), and while it is away the others help each other (R6)."""
+"""A region comes back from an older copy, whole or in part, or from nothing: it fetches back its entries
+from the others before it accepts new ones (R1, R5), and while it is away the others help each other (R6)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copied]:
 
 @pytest.mark.parametrize("what", RESTORES)
 def test_a_region_is_restored_from_an_older_copy(copied: Copied, what: str) -> None:
-    """R5: of ``what`` was restored: nothing is lost, nothing acknowledged comes again, and new messages follow."""
+    """R5: ``what`` was restored: nothing is lost, nothing acknowledged is repeated, and new messages follow."""
     regions, topic = copied.regions, copied.topics[what]
     with client(regions, EAST) as east, client(regions, WEST) as west:
         publish(east, topic, numbered(range(20, 40)))
@@ -106,7 +106,7 @@ def test_a_region_is_restored_from_an_older_copy(copied: Copied, what: str) -> N
 
 
 def test_the_metadata_are_restored_and_nobody_can_give_anything_back(copied: Copied) -> None:
-    """R5: what was published and acknowledged since stands on the volume, in ledgers that the metadata do not name."""
+    """R5: what was published and acknowledged since is on the volume, in ledgers that the metadata do not name."""
     regions, topic = copied.regions, copied.topics["alone"]
     later, parted = new_topic("later"), new_topic("parted")
     for region in (WEST, CENTRAL):
@@ -143,8 +143,8 @@ def test_the_metadata_are_restored_and_nobody_can_give_anything_back(copied: Cop
 
 
 def test_a_region_that_was_taken_out_gives_back(copied: Copied) -> None:
-    """R5: only a region that is none of the topic's any more has what the restored one lost. It is asked all the same,
-    before anything is published, and when it is a region of the topic again all have the same."""
+    """R5: only a region that the topic has left has what the restored one lost. It is asked all the same, before
+    anything is published, and once the topic is back in it, all regions have the same."""
     regions, topic = copied.regions, copied.topics["outside"]
     policy = f"/admin/v2/{topic.replace('://', '/')}/replication"
 
@@ -173,7 +173,7 @@ def test_a_region_that_was_taken_out_gives_back(copied: Copied) -> None:
 
 
 def test_the_living_help_each_other_while_a_region_is_down(copied: Copied) -> None:
-    """R6: only one region got the last messages before their origin died: the other one gets them from it."""
+    """R6: only one region got the last messages before their origin died: it passes them on to the other."""
     regions, topic = copied.regions, new_topic("ahead")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         publish(east, topic, numbered(range(10)))

@@ -47,7 +47,7 @@ async def next_of_each(wire: RawConnection) -> Places:
 
 
 async def acknowledge(wire: RawConnection, places: Places) -> None:
-    """On return the broker has read it, but had no time to do more."""
+    """On return the broker has read the acknowledgements, but had no time to do more."""
     for number, (ledger, entry) in places.items():
         said = pb.CommandAck(consumer_id=number, ack_type=pb.CommandAck.Individual)
         said.message_id.add(ledgerId=ledger, entryId=entry)
@@ -75,7 +75,7 @@ def test_what_was_acknowledged_just_before_does_not_come_again(
         await subscribe(wire)
         first, second = await publish(wire, b"1"), await publish(wire, b"2")
         await wire.close()
-        restart(broker)  # in this life nothing was acknowledged yet
+        restart(broker)  # since this start nothing has been acknowledged
         wire = await RawConnection.open(broker.port)
         await subscribe(wire)
         assert await next_of_each(wire) == first

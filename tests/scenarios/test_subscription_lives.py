@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicated subscriptions are made, moved, switched and removed in several regions at once (R12-R17)."""
+"""Replicated subscriptions and their topics are created, switched and deleted in several regions (R8, R15-R17)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_r15_a_new_subscription_begins_at_the_same_message_everywhere(regions: R
 
 
 def test_r15_of_two_creations_the_earlier_one_counts(regions: RegionsProcess) -> None:
-    """Neither region hears of the other: what lies between the two places is not lost, and what was acked stays so."""
+    """The regions cannot reach each other: what lies between the two places is not lost, and acks stay."""
     topic = new_topic("twice")
     publish_in(regions, EAST, topic, range(6))
     stored(regions, WEST, topic, 6)
@@ -96,7 +96,7 @@ def test_r16_what_has_consumers_elsewhere_stays_unless_forced(regions: RegionsPr
         assert "us-west has 1 consumers of it" in refused.reason
         assert delete(regions, EAST, topic, force=True).status == 204
         gone(regions, WEST, topic)
-        # The consumer in the west connects again by itself, as does any program: neither brings it back.
+        # The consumer in the west reconnects by itself, as a program might: neither recreates the subscription.
         for one in (east, west):
             with pytest.raises(pulsar.PulsarException):
                 subscribe(one, topic)
@@ -139,7 +139,7 @@ def test_r17_switched_off_and_on_again(regions: RegionsProcess) -> None:
         subscribe(east, topic).close()
         wait_for_backlog(regions, WEST, topic, 6)
         assert regions.http(EAST, "POST", path, False).status == 204
-        wait_until(lambda: not status(WEST), "the west to hear of it")
+        wait_until(lambda: not status(WEST), "the west to learn that replication is off")
         for one, number in ((east, 0), (west, 5)):
             consumer = one.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)
             for message in [consumer.receive(PATIENCE_MS) for _ in range(6)]:
@@ -172,7 +172,7 @@ def test_r8_a_topic_is_deleted_in_all_regions_and_made_again(regions: RegionsPro
         assert regions.http(EAST, "DELETE", rest).status == 204
         for region in REGIONS:
             assert topic not in regions.http(region, "GET", "/admin/v2/persistent/public/default").text
-        # What is made again is another topic, which replicates both ways.
+        # The recreated topic is another one, and replicates both ways.
         publish(west, topic, numbered(range(4, 6)))
         take_numbers(subscribe(east, topic), range(4, 6))
         publish(east, topic, numbered(range(6, 8)))

@@ -37,7 +37,7 @@ def regions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 
 def ask(regions: UpProcess, region: str, *arguments: str) -> Any:
-    """What the command line answers, as JSON."""
+    """The command line's JSON output."""
     url = regions.admin_url(region)
     done = meridian_text(*arguments, "--url", url, "--json")
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,7 @@ def test_what_is_stored_survives_a_restart_in_every_region(regions: UpProcess) -
     topic, sent = new_topic("kept"), list(range(100))
     with client(regions, EAST) as east:
         publish(east, topic, numbered(sent))
-    # The other regions hold the messages before the restart, or the restart would prove nothing for them.
+    # All regions must have the messages before the restart, or it would prove nothing for them.
     for region in REGIONS:
         assert stored(regions, region, topic, len(sent)) == sent, region
     regions.stop()
@@ -78,11 +78,11 @@ def test_the_command_line_sets_up_and_sees(regions: UpProcess) -> None:
     assert ask(regions, EAST, "topics", "delete", "shop/orders/open")["regions"] == [EAST]
     wait_until(
         lambda: "persistent://shop/orders/open" not in ask(regions, EAST, "topics", "list", "shop/orders"),
-        "the topic to be off the list",
+        "the topic to leave the list",
     )
     asked = ["namespaces", "set-clusters", "shop/orders", EAST, WEST, "--url", regions.admin_url(EAST)]
     refused = meridian_text(*asked)
-    assert refused.returncode == 1, "the namespace is in one region only"
+    assert refused.returncode == 1, "the namespace exists in one region only"
     assert f"namespace shop/orders does not exist in {WEST}" in refused.stderr
     ask(regions, EAST, "namespaces", "create", "shop/orders", "--cluster", EAST, "--cluster", WEST)
     changed = ask(regions, EAST, "namespaces", "set-clusters", "shop/orders", EAST, WEST)

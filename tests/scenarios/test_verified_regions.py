@@ -44,7 +44,7 @@ def urls(regions: RegionsProcess, *named: str) -> dict[str, str]:
 
 
 def test_with_some_regions_left_out_it_cannot_tell(regions: RegionsProcess) -> None:
-    """What was acknowledged in the region that is not named, the others know, and nobody who is asked received it."""
+    """The region left out received the acknowledgements: the others know them, but no region asked received them."""
     topic = new_topic("named-in-part")
     with client(regions, EAST) as east, client(regions, CENTRAL) as central:
         subscribe(east, topic).close()
@@ -101,7 +101,7 @@ def test_a_seek_goes_back_over_what_its_region_stores(regions: RegionsProcess) -
 
 
 def test_what_compaction_took_out_is_passed_and_not_lost(regions: RegionsProcess) -> None:
-    """Also once it was given back; what the view has, or what stands behind it, is owed as ever."""
+    """Even after trimming; what the view has, or what follows it, is still owed."""
     topic = new_topic("compacted")
     door = Door(regions.admin_url(EAST))
     with client(regions, EAST) as east:
@@ -120,14 +120,16 @@ def test_what_compaction_took_out_is_passed_and_not_lost(regions: RegionsProcess
             wait_for_backlog(regions, region, topic, 56)
         place = f"{topic_path(topic)}/internalStats"
         cursor = regions.http(EAST, "GET", place).json["cursors"]["s"]["markDeletePosition"]
-        assert int(cursor.rpartition(":")[2]) >= 0, "the cursor passed what was taken out"
+        assert int(cursor.rpartition(":")[2]) >= 0, "the cursor passed what compaction removed"
         verdict = live_verdict(urls(regions), topic)
         assert verdict.findings == ()
         assert verdict.state is State.ALIGNED
-        wait_until(lambda: stats(regions, EAST, topic)["storageSize"] < 60 * 70, "space to be given back")
+        wait_until(lambda: stats(regions, EAST, topic)["storageSize"] < 60 * 70, "the compacted entries to be trimmed")
         verdict = live_verdict(urls(regions), topic)
         assert verdict.findings == ()
-        assert "not judged" in " ".join(verdict.subjects[0].notes), "for it cannot be told what was taken out of that"
+        assert "not judged" in " ".join(verdict.subjects[0].notes), (
+            "it cannot know what compaction removed from trimmed entries"
+        )
         damaged = regions.http(
             EAST, "POST", f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/s/damage", {"entries": 2}
         )
