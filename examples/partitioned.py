@@ -7,7 +7,7 @@ Start the regions with ``meridian up``, then
 
 The partitions are created in us-east, over the admin API that every Pulsar tool uses; the other regions follow. Thirty
 sensors' readings are published with the sensor's name as key. A key always goes to the same partition, so a consumer
-sees the readings of each sensor in order, although it gets those of different sensors as they come.
+sees the readings of each sensor in order, while those of different sensors interleave.
 """
 
 import argparse
@@ -20,8 +20,8 @@ import pulsar
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--east", default="pulsar://127.0.0.1:6650", help="service URL of one region (%(default)s)")
-parser.add_argument("--east-admin", default="http://127.0.0.1:8080", help="admin URL of the same (%(default)s)")
-parser.add_argument("--topic", default=f"readings-{secrets.token_hex(4)}", help="default: a new one")
+parser.add_argument("--east-admin", default="http://127.0.0.1:8080", help="admin URL of the same region (%(default)s)")
+parser.add_argument("--topic", default=f"readings-{secrets.token_hex(4)}", help="topic (default: a new one)")
 arguments = parser.parse_args()
 
 # `meridian topics create TOPIC --partitions 4` does the same.
@@ -49,7 +49,7 @@ for _ in range(300):
     consumer.acknowledge(message)
 
 if any(found != list(range(10)) for found in hours.values()) or any(len(found) != 1 for found in partitions.values()):
-    raise SystemExit("a sensor's readings came out of order")
+    raise SystemExit("a sensor's readings arrived out of order")
 used = len(set.union(*partitions.values()))
 print(f"300 readings of {len(hours)} sensors over {used} partitions, each sensor's in order")
 client.close()

@@ -6,8 +6,8 @@ Start the regions with ``meridian up``, then
     python examples/produce_consume.py
 
 Ten orders are sent to us-east, in batches and without waiting for each receipt; a consumer in us-west reads them and
-acknowledges each. Nothing was set up before: the topic comes into being with its first producer or consumer and is
-replicated, because its namespace, ``public/default``, is.
+acknowledges each. Nothing needs to be set up: the first producer or consumer creates the topic, which is
+replicated because its namespace, ``public/default``, is.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import pulsar
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--east", default="pulsar://127.0.0.1:6650", help="service URL of one region (%(default)s)")
-parser.add_argument("--west", default="pulsar://127.0.0.1:6660", help="service URL of another (%(default)s)")
-parser.add_argument("--topic", default=f"orders-{secrets.token_hex(4)}", help="default: a new one")
+parser.add_argument("--west", default="pulsar://127.0.0.1:6660", help="service URL of another region (%(default)s)")
+parser.add_argument("--topic", default=f"orders-{secrets.token_hex(4)}", help="topic (default: a new one)")
 arguments = parser.parse_args()
 quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
@@ -30,7 +30,7 @@ consumer = west.subscribe(arguments.topic, "kitchen", initial_position=pulsar.In
 
 
 def stored(result, _message_id):
-    """Called with the broker's receipt, which it sends once the message is on its disk."""
+    """Called with the broker's receipt, which is sent once the message is on disk."""
     if result != pulsar.Result.Ok:
         print(f"a message was not stored: {result}")
 

@@ -6,7 +6,7 @@ Start the regions with ``meridian up``, then
     python examples/replicated_subscription.py
 
 A consumer in us-east works on twelve orders and finishes them out of order: some in the middle stay open. It
-continues in us-west and gets exactly the open ones. The subscription is replicated because the consumer asks for it
+moves to us-west and gets exactly the open ones. The subscription is replicated because the consumer asks for it
 with ``replicate_subscription_state_enabled``; nothing else is needed, in any region.
 """
 
@@ -17,8 +17,8 @@ import pulsar
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--east", default="pulsar://127.0.0.1:6650", help="service URL of one region (%(default)s)")
-parser.add_argument("--west", default="pulsar://127.0.0.1:6660", help="service URL of another (%(default)s)")
-parser.add_argument("--topic", default=f"orders-{secrets.token_hex(4)}", help="default: a new one")
+parser.add_argument("--west", default="pulsar://127.0.0.1:6660", help="service URL of another region (%(default)s)")
+parser.add_argument("--topic", default=f"orders-{secrets.token_hex(4)}", help="topic (default: a new one)")
 arguments = parser.parse_args()
 quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
@@ -45,8 +45,8 @@ for _ in range(12):
     message = consumer.receive(timeout_millis=30_000)
     if message.data().decode() not in still_open:
         consumer.acknowledge(message)
-# close() returns when the other regions know every acknowledgement, so that the move repeats nothing. Without it (the
-# region burns down), what the other regions learned until then counts: acknowledgements reach them in milliseconds.
+# close() returns once the other regions know every acknowledgement, so the move repeats nothing. Without it (the region
+# burns down), only what they have learned by then counts: acknowledgements reach them in milliseconds.
 consumer.close()
 east.close()
 print(f"finished 9 of 12 orders in one region; open: {', '.join(sorted(still_open))}")
@@ -62,7 +62,7 @@ for _ in range(len(still_open)):
 
 try:
     message = consumer.receive(timeout_millis=500)
-    raise SystemExit(f"{message.data().decode()} came although it was finished")
+    raise SystemExit(f"{message.data().decode()} was delivered although it was finished")
 except pulsar.Timeout:
     print("and nothing else: it continued at the exact place")
 west.close()

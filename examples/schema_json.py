@@ -6,7 +6,7 @@ Start the regions with ``meridian up``, then
     python examples/schema_json.py
 
 The class below is the schema. The producer registers it with the topic in us-east; it is replicated, so a consumer in
-us-west finds it there and gets an ``Order`` instead of bytes. In transit and on disk it is the JSON of its fields.
+us-west finds it there and gets an ``Order`` instead of bytes. In transit and on disk an order is JSON.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from pulsar.schema import Float, Integer, JsonSchema, Record, String
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--east", default="pulsar://127.0.0.1:6650", help="service URL of one region (%(default)s)")
-parser.add_argument("--west", default="pulsar://127.0.0.1:6660", help="service URL of another (%(default)s)")
-parser.add_argument("--west-admin", default="http://127.0.0.1:8090", help="admin URL of the other (%(default)s)")
-parser.add_argument("--topic", default=f"typed-orders-{secrets.token_hex(4)}", help="default: a new one")
+parser.add_argument("--west", default="pulsar://127.0.0.1:6660", help="service URL of another region (%(default)s)")
+parser.add_argument("--west-admin", default="http://127.0.0.1:8090", help="admin URL of that region (%(default)s)")
+parser.add_argument("--topic", default=f"typed-orders-{secrets.token_hex(4)}", help="topic (default: a new one)")
 arguments = parser.parse_args()
 quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 
@@ -53,6 +53,6 @@ print(f"total {total:.2f}")
 
 path = f"{arguments.west_admin}/admin/v2/schemas/public/default/{arguments.topic}/schema"
 with urllib.request.urlopen(path, timeout=30) as answer:
-    print(f"the schema as the other region has it: {answer.read().decode()}")
+    print(f"the schema in the other region: {answer.read().decode()}")
 east.close()
 west.close()

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch, over HTTP, how a replicated subscription's progress becomes the same in all regions.
+"""Watch, over HTTP, a replicated subscription's progress become the same in all regions.
 
 Start the regions with ``meridian up``, then
 
     python examples/watch_progress.py
 
-A consumer in us-east acknowledges 50 messages but for the ones it cannot do yet. Every region is asked for the
-subscription's status until all say the same: how many messages are left (``backlog``), how many acknowledged ranges lie
-beyond the first open message (``holes``), up to where everything of each origin region is acknowledged (``floors``).
-``synced`` says that the other regions confirmed all that this one knows. The regions' addresses come from the first
-one's list. ``meridian subscriptions status`` prints the same.
+A consumer in us-east acknowledges 45 of 50 messages and leaves five open. Every region is asked for the subscription's
+status until all agree: how many messages are left (``backlog``), how many acknowledged ranges lie beyond the first open
+message (``holes``), up to where everything of each origin region is acknowledged (``floors``). ``synced`` means that
+the other regions have confirmed everything this one knows. The regions' addresses come from the first one's list.
+``meridian subscriptions status`` prints the same.
 """
 
 import argparse
@@ -23,8 +23,8 @@ import pulsar
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--east", default="pulsar://127.0.0.1:6650", help="service URL of one region (%(default)s)")
-parser.add_argument("--east-admin", default="http://127.0.0.1:8080", help="admin URL of the same (%(default)s)")
-parser.add_argument("--topic", default=f"watched-{secrets.token_hex(4)}", help="default: a new one")
+parser.add_argument("--east-admin", default="http://127.0.0.1:8080", help="admin URL of the same region (%(default)s)")
+parser.add_argument("--topic", default=f"watched-{secrets.token_hex(4)}", help="topic (default: a new one)")
 arguments = parser.parse_args()
 
 
@@ -84,7 +84,7 @@ while True:
     if len(known) == len(admins) and all(seen["backlog"] == open_still and seen["synced"] for seen in known):
         break
     if time.monotonic() > give_up:
-        raise SystemExit("the regions did not come to the same state within a minute")
+        raise SystemExit("the regions did not agree within a minute")
     time.sleep(0.05)
 print(f"every region knows that {open_still} of 50 messages are open")
 client.close()
