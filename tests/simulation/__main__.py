@@ -40,13 +40,13 @@ def main(arguments: list[str]) -> int:
         help="several regions, brokers that share one, or several regions that brokers share",
     )
     parser.add_argument("--seeds", type=int, default=300, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first one")
-    parser.add_argument("--seconds", type=float, default=0, help="stop after so long; 0: never")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--seconds", type=float, default=0, help="stop after this many seconds; 0: never")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--failures", type=int, default=1, help="stop after so many failing seeds")
-    parser.add_argument("--as-found", action="store_true", help="do not shorten what fails")
+    parser.add_argument("--failures", type=int, default=1, help="stop after this many failing seeds")
+    parser.add_argument("--as-found", action="store_true", help="do not shorten failing stories")
     parser.add_argument("--print", action="store_true", help="print the stories of the seeds, run nothing")
-    parser.add_argument("--order", type=int, default=0, help="in which order Python walks sets of names: another world")
+    parser.add_argument("--order", type=int, default=0, help="order of sets of names: each is another world")
     options = parser.parse_args(arguments)
     seeds = range(options.first, options.first + options.seeds)
     if options.print:

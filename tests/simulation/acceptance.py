@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def accept(world: World, broker: SimBroker, topic: Topic, gap: Gap, say: Callable[[str], None]) -> None:
-    """Accept a gap like the admin API, without force."""
+    """Accept a gap as the admin API does, without force."""
 
     async def work() -> None:
         world.model.accepting(broker.home, topic, gap)

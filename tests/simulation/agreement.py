@@ -44,7 +44,7 @@ class Agreement:
             if (found := self._opened(name, topic)) is None:
                 return f"{name} does not serve {topic}"
             if any(gap.is_damage for gap in found.gaps.all()):
-                return f"{name} has not found yet that the damaged entries of {topic} are whole again"
+                return f"{name} has not yet noticed that the damaged entries of {topic} are intact again"
             opened[name] = found
         if difference := self._logs_differ(topic):
             return difference
@@ -82,9 +82,9 @@ class Agreement:
                     begins = model.judging.begins(target, topic, source)
                     lacks = {one for one in lacks if one.position > begins}
                 if topic in self._world.told:
-                    lacks -= model.lost_once  # it came back late, from a region outside the topic
+                    lacks -= model.lost_once  # returned late, from a region outside the topic
                 if self._world.regions[target].restores:
-                    lacks -= model.trimmed[source, topic]  # it had them once, and so they were trimmed
+                    lacks -= model.trimmed[source, topic]  # it had them once, so they were trimmed
                 accepted = passing.accepted(self._opened(target, topic))
                 lacks -= {one for one in model.trimmed[source, topic] if passing.lies_in(accepted, one)}
                 if not lacks:
@@ -97,7 +97,7 @@ class Agreement:
         return self._copies_differ(topic, have)
 
     def _copies_differ(self, topic: str, have: dict[str, set[Origin]]) -> str:
-        """Entries of another region that a region stores exist in that one and in every third one, too (R5, R6)."""
+        """Entries of another region that a region stores are also stored in that region and in all others (R5, R6)."""
         for holder, home in self._world.homes_of(topic).items():
             stored = {origin for _, origin, _ in self._world.model.logs.of(home, topic)}
             for target in have:

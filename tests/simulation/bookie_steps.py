@@ -2,12 +2,12 @@
 """Lines of a story about the bookies of a region that brokers share:
 
 bookie us k1 crash              its machine loses power: what it had not synced is lost
-bookie us k1 start              and a new process, with what is on its disk
+bookie us k1 start              a new process starts, with what is on its disk
 bookie us k1 hang               SIGSTOP
 bookie us k1 resume             SIGCONT
 bookie us k1 busy 3             it refuses this many entries because it is overloaded
 bookie us k1 broken             its disk refuses entries
-bookie us k1 mended             and takes them again
+bookie us k1 mended             its disk accepts entries again
 bookie us k1 slow 50            a sync takes 50 ms longer
 bookie us k1 cut b2             b2 alone cannot reach it
 bookie us k1 join b2            b2 can reach it again

@@ -115,7 +115,7 @@ class SimLedgerTable(LedgerTable):
                 yield ledger, decode(record.value)
 
     def log_failure(self, error: LedgerError) -> None:
-        """Nobody reads it."""
+        """Nothing reads it."""
 
     async def follow_bookies(self, bookies: Bookies) -> None:
         """As ``follow``."""
@@ -199,7 +199,7 @@ class SimRecoveries(Recoveries):
 
 
 class SimOpenLedgers(OpenLedgers):
-    """Bookies tell at once what the headers of the newest entries say."""
+    """Bookies report at once what the headers of the newest entries say."""
 
     def __init__(self, context: StoreContext, volume: Shelf) -> None:
         super().__init__(context)
@@ -283,10 +283,10 @@ class BookieStore(BookKeeperLedgerStore):
     # -- what the world does to it
 
     def arrive(self, _: Random | None) -> None:
-        """What is on its way to bookies arrives anyway."""
+        """What is in flight to bookies arrives anyway."""
 
     def power_cut(self, _: Random | None) -> None:
-        """Its process ends; bookies know how to go on."""
+        """Its process ends; bookies need no notice of that."""
 
     def fail_writes(self, _: str) -> None:
         """Brokers have no disk here."""

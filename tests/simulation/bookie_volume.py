@@ -74,11 +74,11 @@ class BookieVolume:
 
     @property
     def is_rotten(self) -> bool:
-        """Whether a bookie is not well."""
+        """Whether a bookie has a fault."""
         return bool(self._cut) or not all(bookie.is_well for bookie in self.bookies.values())
 
     def mend(self) -> None:
-        """All bookies work, and are reached."""
+        """All bookies work, and can be reached."""
         self._cut.clear()
         for name, bookie in self.bookies.items():
             self._site.loop.resume(bookie.run)
@@ -186,7 +186,9 @@ class BookieVolume:
         stored = self.disk.ledgers[ledger]
         count = metadata.last_entry + 1
         if count < len(stored.entries):
-            self._violate("a ledger lost entries", f"{ledger} has {count}, and {len(stored.entries)} were confirmed")
+            self._violate(
+                "a ledger lost entries", f"{ledger} has {count} entries, but {len(stored.entries)} were confirmed"
+            )
         for entry in range(count):
             is_known = entry < len(stored.entries)
             bodies = self._check_entry(ledger, entry, stored.entries[entry] if is_known else None, metadata)
@@ -204,7 +206,7 @@ class BookieVolume:
         return bodies
 
     def _bodies(self, ledger: int, entry: int, metadata: LedgerMetadata) -> list[bytes]:
-        """What the ledger's bookies have synced."""
+        """The bodies that the ledger's bookies have synced."""
         having = (self.bookies[name].durable.get(ledger, {}).get(entry) for name in metadata.bookies_of(entry))
         return [body for body in having if body is not None]
 

@@ -192,11 +192,11 @@ class SimBroker:
         self.ready = True
         self.exchange.start()
         self.spawn(self._follow(), "follow the policies")
-        self.spawn(self.quotas.run(), "look after backlog quotas")
+        self.spawn(self.quotas.run(), "check backlog quotas")
         await self._load()
 
     async def _rank(self, catalog: Catalog) -> int:
-        """The epoch of this run, once the metadata is known. :raises MetadataError: the store is away."""
+        """The epoch of this run, once the metadata are known. :raises MetadataError: the store is unavailable."""
         volume = self.home.volume
         await catalog.never_below(max(volume.disk.ledgers, default=-1))
         await catalog.refresh()
@@ -206,7 +206,7 @@ class SimBroker:
         return EveryTopic(fence)
 
     def _built(self) -> None:
-        """Whether all parts exist."""
+        """Whether all its parts exist."""
 
     async def _join(self, _catalog: Catalog) -> None:
         """Serve topics from now on. :raises MetadataError: not now."""
@@ -218,7 +218,7 @@ class SimBroker:
         try:
             await self.service.loading.load_all()
         except MetadataError:
-            return  # the next look retries
+            return  # the next round retries
         except SomeFailed as some:
             raise_bugs(some)
 
@@ -387,7 +387,7 @@ class SimRegion:
         return self.broker if self.is_one else None
 
     def trimmers(self) -> list[SimBroker]:
-        """Brokers whose topics count when the region trims what nobody needs."""
+        """Brokers whose topics count when the region trims what is not needed."""
         found = self.broker_of("")
         return [] if found is None else [found]
 

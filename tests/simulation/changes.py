@@ -5,16 +5,16 @@ Each kind has its own seeds; other seeds stay unchanged. The lines are inserted 
 that they meet the faults which that seed has anyway.
 
 =========  =============================================================================================
-parts      a region goes back to a copy of its volume, of its metadata, of both, or is rebuilt from nothing
+parts      a region is restored to a copy of its volume, of its metadata, or of both, or is rebuilt from nothing
 homes      regions are removed from a topic, notified or not, alive or dead; they return, or others join
 deletions  topics are deleted while a region is away, and recreated by publishing
 flags      a subscription's replicated flag is switched off and on, also in two regions that are cut off from each other
 lost       a region dies for good
 absences   a region is away for minutes or hours, while the others trim what they have; or it trims alone
-rewinds    seeks, mostly by time, that a region does not hear of, or in two regions that are cut off from each other
+rewinds    seeks, mostly by time, in a region that is cut off, or in two that are cut off from each other
 again      a subscription is deleted and recreated while a region is away
 gaps       a region is restored, or outside a topic, while the others trim what they have; operators accept gaps
-late       batches are acked in part, and late, after the consumer was elsewhere or everything was sent again
+late       batches are acked in part, and late, after the consumer moved or everything was redelivered
 =========  =============================================================================================
 """
 
@@ -98,7 +98,7 @@ class _Changes(Drawing):
             gone, back = self._away(other)
             before = self._life() if random.random() < 0.5 else []
             delete = [f"delete {region} {topic}"]
-            if random.random() < 0.2:  # another one does it, too
+            if random.random() < 0.2:  # another region deletes it, too
                 delete += [f"tick {random.choice((1, 50))}", f"delete {self._region()} {topic}"]
             if random.random() < 0.2:
                 delete += [f"tick {random.choice((1, 2, 5, 20))}", f"crash {region}", "tick 50", f"start {region}"]
@@ -187,7 +187,7 @@ class _Changes(Drawing):
                 lines += [
                     *self._life(),
                     f"tick {random.choice((1, 100, 31_000))}",
-                ]  # a forced one is closed for a while
+                ]  # after a forced deletion the name is closed for a while
                 if random.random() < 0.8:
                     latest = " latest" * (random.random() < 0.4)
                     lines += [f"subscribe {self._region()} {topic} {name}{latest}", *self._life()]

@@ -9,7 +9,7 @@ consumer c1 us t sub [shared|exclusive|failover|key_shared] [latest] [auto] [com
 narrow c1                   on its next connection it takes only one message
 ack c1 x3 [newest|every2]   one ACK of some of what it holds; or ``ack c1 us/1:2 ...``
 ack us t sub us/1:2 ...     one ACK of a consumer that only acks
-cumulative c1 x3            everything up to its third message; or ``cumulative c1 us/1:2``
+cumulative c1 x3            one cumulative ACK up to its third message; or ``cumulative c1 us/1:2``
 stray c1 eu 5               one cumulative ACK with the id that the fifth entry stored in eu has there
 late c1 x3 [0 2]            one ACK of messages from before it was disconnected; or of some messages of batches
 part c1 us/1:2 0 2          some messages of a batch; or ``part c1 x1 0 2`` of the first it holds
@@ -341,7 +341,7 @@ class _Nobody:
 
 
 def _epochs(before: Stamp, progress: Progress, region: str) -> tuple[Stamp, Stamp]:
-    """The epoch in which a seek acked what is before its position, and the epoch that it began, if any."""
+    """The epoch in which a seek acks what is before its position, and the epoch that it begins, if any."""
     epochs = [ZERO, *(epoch for epoch, _, _ in progress.rewinds())]
     if epochs[-1] != before and epochs[-1].region == region:
         return epochs[-2], epochs[-1]

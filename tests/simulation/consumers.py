@@ -44,7 +44,7 @@ class SimConsumer:
         self.compacted = False
         """Whether it reads the compacted view."""
         self.probe: dict[Position, int] | None = None
-        """If given, it only reads: what it received, with the bits."""
+        """If given, the consumer only reads, and this is what it received, with the bits."""
         self.held: dict[Position, Held] = {}
         self.late: dict[Position, Held] = {}
         """Messages that the application still has from before a disconnection."""
@@ -59,7 +59,7 @@ class SimConsumer:
         self.closing: Callable[[], None] | None = None
         self.is_closed = False
         self.got: list[tuple[Position, int]] = []
-        """Received since the last look, for stories."""
+        """Received since a story last asked."""
 
     # -- connection
 

@@ -108,7 +108,7 @@ class ConsumerServer:
         epoch = self._consumer.epoch
         self.connection.send(1, lambda: client.opened(self, epoch))
 
-    # -- what the client asks
+    # -- requests of the client
 
     def flow(self, permits: int) -> None:
         self.connection.send(0, lambda: self._consumer.flow(permits) if self._consumer is not None else None)

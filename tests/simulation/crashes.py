@@ -79,7 +79,7 @@ class Crashes(Record):
                 if bits if left is None else left & bits:
                     self.violate(
                         "an acknowledgement was lost",
-                        f"{home.name} confirmed {self._world.shown(origin)} of {topic}/{name} and has it not "
+                        f"{home.name} confirmed {self._world.shown(origin)} of {topic}/{name} but lacks it "
                         + ("on its disk" if broker is None else "in memory"),
                     )
                     return
@@ -92,8 +92,8 @@ class Crashes(Record):
                 for origin_region, last in places.items():
                     if last > durable.get(origin_region, EARLIEST):
                         has = durable.get(origin_region, EARLIEST)
-                        text = f"{region} confirmed {origin_region}/{last}, and has {has}"
-                        self.violate("a replicator was told too much", text)
+                        text = f"{region} confirmed {origin_region}/{last}, but has only {has}"
+                        self.violate("a replicator got a false confirmation", text)
 
     def _durable_origins(self, home: Region, topic: str) -> dict[str, Position]:
         last = dict(self.given_up[home.name, topic])

@@ -38,7 +38,7 @@ class Creations:
         self._deleted: set[Name] = set()
 
     def asked(self, home: Region, topic: str, name: str, initial: Position, opened: Topic) -> None:
-        """A client requests it now."""
+        """A client requests a creation now."""
         is_latest = initial == LATEST
         places = {**opened.log.last_origin, home.name: opened.log.last_own} if is_latest else {}
         self._asked[topic, name][home.name].append((opened, places))

@@ -20,7 +20,7 @@ class DiskFaults:
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._on_failure = on_failure
         self._armed: dict[str, tuple[int, int]] = {}
-        """Kind -> operations that still succeed, and how many fail after that."""
+        """Kind -> how many operations still succeed, and how many then fail."""
 
     def arm(self, kind: str, after: int, count: int) -> None:
         """After a number of operations of this kind, fail the next ones."""
@@ -32,11 +32,11 @@ class DiskFaults:
 
     @property
     def is_armed(self) -> bool:
-        """Are there faults left?"""
+        """Whether faults are left."""
         return bool(self._armed)
 
     def fails(self, kind: str) -> bool:
-        """An operation begins. Returns whether it fails."""
+        """Note that an operation begins; return whether it fails."""
         if kind not in self._armed:
             return False
         after, count = self._armed.pop(kind)

@@ -71,7 +71,7 @@ class Volume:
         return Volume(MemoryDisk(ledgers, set(self.disk.used)))
 
     def start(self, around: Around) -> SimStore:
-        """The store of a broker that begins."""
+        """The store of a starting broker."""
         store = SimStore(self, around)
         if self.stores:
             store._handles = self.stores[0]._handles
@@ -79,7 +79,7 @@ class Volume:
         return store
 
     def rot(self, ledger: int, entry: int, byte: int = -1, *, lasting: bool = False) -> None:
-        """Here rot always lasts until it is repaired."""
+        """Rot lasts until it is repaired here."""
         del lasting
         self.rotten[ledger, entry] = byte
 
@@ -173,7 +173,7 @@ class SimStore(MemoryLedgerStore):
                 self._begun()
 
     def arrive(self, random: Random | None) -> None:
-        """Some writes in flight reach the disk now. Their broker does not hear of it before the next sync."""
+        """Some writes in flight reach the disk now. Their broker learns of it only at the next sync."""
         for write in self._queue[: 0 if random is None or not self._queue else random.randint(0, len(self._queue))]:
             if write.refusal is None:
                 write.apply()
@@ -245,7 +245,7 @@ class SimStore(MemoryLedgerStore):
         return RottingReader(handle, self._volume.rotten, around.on_rot, around.faults, self._follow)
 
     def _follow(self, grown: Callable[[], None]) -> Callable[[], None]:
-        """Told of what any broker of the region has synced, as its own broker's loop runs."""
+        """Notified of what any broker of the region has synced, on its own broker's loop."""
         loop, owner, volume = self._around.loop, self._around.owner, self._volume
 
         def tell() -> None:

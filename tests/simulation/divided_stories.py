@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates a random story of two to five regions, most of which several brokers share.
 
-What a seed draws is what happens between regions and what happens to brokers that share one. Regions do not go back to
-a copy here, and brokers of one version serve everywhere.
+A seed draws what happens between regions, and what happens to brokers that share one. Regions are not restored here,
+and all brokers have the same version.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DividedGenerator(SharedGenerator):
         self.say(f"produce {random.choice((here, there))} {topic} x{self._few(6)}")
         self.say(f"tick {random.choice((400, 2000))}")
         how = random.choice(("none", "none", "stall", "cut"))
-        if how != "none":  # what is acknowledged now is not told
+        if how != "none":  # acknowledgements made now reach no other region
             self.say(f"{how} {here}>{there}")
         self.say(f"ack {one} x{self._few(8)}")
         self.say(f"tick {random.choice((2, 10, 100))}")

@@ -51,10 +51,10 @@ class Ends:
             self._violate("delivered behind the end", text)
 
     def check(self, home: Region, topic: str, opened: Topic) -> None:
-        """All is quiet."""
+        """Check a topic, once all is quiet."""
         if opened.terminated is None:
             if (home.name, incarnation_of(opened.name, opened.incarnation)) in self._told:
-                self._violate("a termination was forgotten", f"{topic} goes on in {home.name}")
+                self._violate("a termination was forgotten", f"{topic} is open again in {home.name}")
             return
         behind = [origin for place, origin, _ in self._logs.of_topic(home, opened) if _is_behind(opened, place, origin)]
         if behind:

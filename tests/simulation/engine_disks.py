@@ -148,7 +148,7 @@ class EngineVolume:
             if left.label != stored.label:
                 return f"ledger {number} lost its label in a power cut ({loss.name})"
             if stored.sealed and (not left.sealed or len(left.entries) != len(stored.entries)):
-                return f"ledger {number} was sealed, and is another after a power cut ({loss.name})"
+                return f"ledger {number} was sealed, but changed in a power cut ({loss.name})"
         found.used |= self.disk.used
         self.disk = found
         return ""
@@ -224,7 +224,7 @@ class EngineWriter(LocalWriter):
 
         def heard(result: int | LedgerError) -> None:
             if isinstance(result, int):
-                assert result == len(mirror.ledgers[ledger.ledger_id].entries), "appends were told out of order"
+                assert result == len(mirror.ledgers[ledger.ledger_id].entries), "appends were reported out of order"
                 mirror.ledgers[ledger.ledger_id].entries.append(bytes(buffer))
             done(result)
 
@@ -257,7 +257,7 @@ class EngineStore(LocalLedgerStore):
     _around: Around
 
     def begin(self, volume: EngineVolume, around: Around) -> None:
-        """Start to work, instead of the thread."""
+        """Start working, in place of the thread."""
         self.volume = volume
         self._around = around
         self._committer = self._sim = SimCommitter(self, around.owner, around.loop, around.sync_us)
@@ -329,7 +329,7 @@ def _contents(files: SimFiles) -> MemoryDisk:
 
 
 def _now(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
+    """Run a coroutine that waits for nothing; return its result."""
     try:
         work.send(None)
     except StopIteration as ended:

@@ -59,7 +59,7 @@ class SimFiles(RecordingDisk):
         return SimFiles(content)
 
     def flip(self, name: str, offset: int) -> Callable[[], None]:
-        """A byte changes by itself. Returns what makes it right again."""
+        """A byte changes by itself; return a function that repairs it."""
         content = self._files[self._names[name]].content
         content[offset] ^= 0x40
 
@@ -70,8 +70,8 @@ class SimFiles(RecordingDisk):
 
 
 def _damage_checkpoint(content: dict[str, bytes], age: int) -> None:
-    """A byte in its middle changes. The engine promises to survive that of one of its two checkpoints, and of the first
-    one it ever wrote: others stay as they are."""
+    """A byte in its middle changes. The engine promises to survive that for one of its two checkpoints, and for the
+    first one it ever wrote: others stay intact."""
     names = sorted((name for name in content if checkpoint_number(name) is not None), reverse=True)
     whole = [name for name in names if unpack_checkpoint(content[name], name) is not None]
     if len(whole) > 1 or whole == [checkpoint_name(1)] == names:

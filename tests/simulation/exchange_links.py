@@ -210,7 +210,7 @@ class ExchangeLinks:
         self, peer: str, connection: Connection, message: PeerMessage, send: Callable[[PeerMessage], None]
     ) -> None:
         if isinstance(message, Owners) and self._links.get(peer) is not connection:
-            return  # a socket says nothing once it is closed; this news would not be put right by later ones
+            return  # a closed socket reports nothing; no later event would correct this one
         self._take(peer, message, send)
 
     def _put(self, connection: Connection, side: int, message: PeerMessage, arrive: Callable[[], None]) -> None:
@@ -241,7 +241,7 @@ class ExchangeLinks:
         return PeerAsking(self, reply, close)
 
     def introduced(self, hello: Hello, asking: PeerAsking) -> None:
-        """A peer says who it is, on a connection that it made."""
+        """A peer identifies itself, on a connection that it made."""
         peer = peer_name(hello.region, hello.broker)
         self.nudge(peer)
         self._broker.replication.nudge(hello.region)
@@ -263,7 +263,7 @@ class ExchangeLinks:
     def _take(self, peer: str, message: PeerMessage, reply: Callable[[PeerMessage], None]) -> None:
         if unknown := versions.beyond(message, self._broker.version):
             text = f"{peer} sends {unknown} to {self._broker.region}, which speaks version {self._broker.version}"
-            self._world.model.violate("a peer is told what it does not know", text)
+            self._world.model.violate("a peer is sent what its version does not know", text)
         self.core.received(peer, versions.spoken(message, self._broker.version), reply, self._broker.mono_ms())
         self._tick_soon()
 
@@ -283,5 +283,5 @@ class ExchangeLinks:
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
-            assert deadline > now or not self._world.weather.strict, "tick left something that is due undone"
+            assert deadline > now or not self._world.weather.strict, "tick left undone what was due"
             self._timer = self._world.loop.after(max(deadline - now, 1) * 1000, self._broker, self._tick)

@@ -75,7 +75,7 @@ class PublishedSince:
     published: dict[Origin, int]
     time_ms: int
     upto: Mapping[str, Position] = field(default_factory=dict)
-    """Per origin region: not what was published up to here, ..."""
+    """Per origin region: nothing published up to here, ..."""
     apart: frozenset[Origin] = frozenset()
     """... nor these."""
 

@@ -24,7 +24,7 @@ KINDS: Final[dict[int, int]] = {1: 1, 3: 2}
 FAULTS: Final = ("silences", "restarts", "versions", "failures", "clocks")
 RESTORING: Final = ("save", "restore", "wipe")
 AHEAD_MS: Final = 3_500_000
-"""How far a region's clock may jump from the others: a deletion stamped more than an hour ahead is refused."""
+"""How far a region's clock may get ahead of the others: a deletion stamped over an hour ahead is refused."""
 
 
 def with_faults(seed: int, lines: list[str]) -> list[str]:

@@ -243,7 +243,7 @@ class Generator:
     def _second(self) -> None:
         """Another broker takes over a region, and the previous one keeps running for a while."""
         region, topic = self._region(), self._topic()
-        if self.random.random() < 0.5:  # nothing is open for writing
+        if self.random.random() < 0.5:  # no topic is open for writing
             self._crash_now(region)
             self.say("tick 2500")
         if self.random.random() < 0.5:
@@ -360,7 +360,7 @@ class Generator:
     def _unsubscribe(self) -> None:
         region, other = self.random.sample(self.mood.regions, 2)
         topic, name = self._topic(), self._name()
-        if self.random.random() < 0.4:  # the other one does not receive it
+        if self.random.random() < 0.4:  # the other region does not learn of it
             self.say(f"cut {region}-{other}")
         self.say(f"unsubscribe {region} {topic} {name}" + " force" * (self.random.random() < 0.7))
         if self.random.random() < 0.5:

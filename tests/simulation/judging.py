@@ -43,7 +43,7 @@ class Judging:
         for position, origin, _ in self._model.logs.of(home, topic):
             what = f"{home.name} has {self._world.shown(origin)} at {position}"
             if origin in seen:
-                self._model.violate("stored twice", f"{what} once more")
+                self._model.violate("stored twice", f"{what} again")
             seen.add(origin)
             # Entries that a region lost and got back may come late, and so may those before the start of a copy whose
             # origin could not be asked: but even then in order.
@@ -52,7 +52,7 @@ class Judging:
             )
             key = f"{origin.region}/{origin.ledger}" if is_late else origin.region
             if origin.position <= last.get(key, EARLIEST):
-                self._model.violate("order of an origin", f"{what}, not in order")
+                self._model.violate("order of an origin", f"{what}, out of order")
             last[key] = origin.position
 
     def _check_receipts(self, home: Region, topic: str) -> None:
@@ -63,7 +63,7 @@ class Judging:
         for position, payload in model.receipts[home.name, topic].items():
             origin = Origin(home.name, *position)
             if position not in stored and origin not in gone:
-                model.violate("lost", f"{home.name} confirmed {self._world.shown(origin)} and has it no more")
+                model.violate("lost", f"{home.name} confirmed {self._world.shown(origin)} but no longer has it")
             elif model.logs.payloads[origin] != payload:
                 model.violate("another message under the receipt's id", f"{self._world.shown(origin)} in {home.name}")
 
@@ -76,7 +76,9 @@ class Judging:
         made = [stamp for region, stamp in self._model.facts_of(subscription).made.items() if region in homes]
         for one in made:
             if later(created, one):
-                self._model.violate("a later creation won", f"{topic}/{name} was made at {one}, and {created} counts")
+                self._model.violate(
+                    "a later creation won", f"{topic}/{name} was created at {one}, but {created} counts"
+                )
 
     def is_dropped_somewhere(self, topic: str, subscription: Subscription, origin: Origin) -> bool:
         """Whether some region may have dropped it, perhaps the one that dispatches it (R14)."""
@@ -86,7 +88,7 @@ class Judging:
         )
 
     def _let_go_elsewhere(self, home: Region, topic: str, facts: SubscriptionFacts, origin: Origin) -> bool:
-        """All other regions of the topic may have dropped it."""
+        """Whether all other regions of the topic may have dropped it."""
         others = self._world.homes_of(topic).keys() - {home.name}
         published_ms = self._model.logs.published[origin]
         return bool(others) and all(facts.perhaps_dropped(origin, other, published_ms) for other in others)
@@ -98,23 +100,23 @@ class Judging:
             if missing:
                 what = f"{self._world.shown(origin)} of {topic}/{subscription.name} (bits {missing:b})"
                 self._model.violate("skipped", f"{home.name} never delivers {what}, which nobody acked")
-            # What must not come is noticed when it is sent.
+            # What must not be delivered is noticed when it is sent.
 
     def check_passed(self, home: Region, subscription: Subscription) -> None:
-        """Whatever the region passed by itself, every subscription that may be owed it had acknowledged (R4)."""
+        """Check that no subscription may still be owed what the region passed without an operator (R4)."""
         model, opened = self._model, subscription.topic
         topic = opened.name.rpartition("/")[2]
         facts = model.facts_of(subscription)
         passed = [one for one in passing.accepted(opened) if one.by == BY_BROKER]
         if not passed or any(isinstance(one, Rewound) for one in facts.all()):
-            return  # after a rewind it was acknowledged once, and is not any more
+            return  # it may have been acknowledged before the rewind
         for origin in model.logs.published.keys() - (facts.nowhere or ()):
             is_here = self._world.topic_of_ledger.get((origin.region, origin.ledger)) == topic
             if not is_here or not passing.lies_in(passed, origin):
                 continue
             is_dropped = self.is_dropped_somewhere(topic, subscription, origin)  # perhaps a floor passed it
             if not is_dropped and self.owed(home, topic, subscription, origin, 1):
-                text = f"{home.name} goes on behind {self._world.shown(origin)} of {topic}/{subscription.name}"
+                text = f"{home.name} continues behind {self._world.shown(origin)} of {topic}/{subscription.name}"
                 model.violate("passed over unread", f"{text}, which nobody acked")
 
     def begins(self, region: str, topic: str, origin: str) -> Position:
@@ -146,9 +148,9 @@ class Judging:
         if facts.lies_before(origin, is_agreed=len(agreeing) > 1 and facts.made.keys() <= agreeing):
             return 0
         if topic in self._world.told and origin in self._model.lost_once:
-            return 0  # who has it was perhaps not asked, for it was no region of the topic then
+            return 0  # a region outside the topic, perhaps not asked, may have it
         if home.name in self._world.outside[topic] and self._let_go_elsewhere(home, topic, facts, origin):
-            return 0  # who is added back takes over the floors of those who stayed
+            return 0  # a region that is added back takes over the floors of those that stayed
         was_named, _, _ = self._model.key(subscription)[0].partition(" since ")  # before it was quarantined
         if self._model.creations.may_begin_behind(was_named, subscription.name, origin):
             return 0

@@ -210,7 +210,7 @@ class Task:
     def step(self) -> None:
         owner = self._owner
         if owner is not None and not owner.alive:
-            with contextlib.suppress(RuntimeError):  # it waits for something on its way out: nobody does any more
+            with contextlib.suppress(RuntimeError):  # it awaits something while it ends: that will not happen any more
                 self._work.close()
             return
         if self._loop.holds_back(owner, self.step, is_task=True):
@@ -227,7 +227,7 @@ class Task:
         if waited is None:  # asyncio.sleep(0)
             self._loop.soon(None, self.step)
             return
-        assert isinstance(waited, Future), f"{self.name} awaits something that is not of this loop: {waited!r}"
+        assert isinstance(waited, Future), f"{self.name} awaits something that is not from this loop: {waited!r}"
         waited.when_done(self._wake)
 
     def _wake(self) -> None:

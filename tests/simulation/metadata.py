@@ -261,7 +261,7 @@ class SimMetadata:
             self._volume.end(lease)
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to release."""
 
     def _version(self, path: str) -> int:
         record = self._volume.records.get(path)

@@ -80,11 +80,11 @@ class Model(Crashes):
 
     def ledger_made(self, region: str, ledger: int) -> None:
         if ledger in self._ledgers[region]:
-            self.violate("a ledger id was used twice", f"{region} makes ledger {ledger} again (R1)")
+            self.violate("a ledger id was used twice", f"{region} creates ledger {ledger} again (R1)")
         self._ledgers[region].add(ledger)
 
     def ledger_deleted(self, home: Region, ledger: int) -> None:
-        """A ledger is deleted with its topic, or because nobody needs it: then the metadata drop it first."""
+        """A ledger is deleted with its topic, or because it is not needed: then the metadata drop it first."""
         topic = self._world.topic_of_ledger.get((home.name, ledger))
         if topic is None:
             return
@@ -92,7 +92,7 @@ class Model(Crashes):
             wrong = self.deletions.ledger_goes(home, topic, [o for o, _, _ in self.logs.ledger(home, ledger)])
             if wrong is not None and wrong.position in self.receipts[wrong.region, topic]:
                 text = f"{home.name} deletes {self._world.shown(wrong)} of {topic} with its topic"
-                self.violate("deleted unseen", f"{text}, and whoever deleted that had never seen it (R8)")
+                self.violate("deleted unseen", f"{text}, and the region that deleted it never had it (R8)")
             self.deletions.gone[home.name, topic].update(
                 o for o, _, _ in self.logs.ledger(home, ledger) if o is not None
             )
@@ -120,15 +120,15 @@ class Model(Crashes):
     def _check_given_back(
         self, home: Region, opened: Topic, going: dict[Origin, int], places: dict[Origin | None, Position]
     ) -> None:
-        """Nothing is trimmed for which a subscription known there waits; a compacted reader waits for its view."""
+        """Nothing owed to a subscription known there is trimmed; a compacted reader is owed its view."""
         topic = opened.name.rpartition("/")[2]
         for subscription in home.trimming_for.intersection(opened.subscriptions.values()):
             for origin, messages in going.items():
                 if subscription.cursor.compacted is not None and subscription.cursor.compacted.passes(places[origin]):
                     continue
                 if bits := self.judging.owed(home, topic, subscription, origin, messages, alone=True):
-                    text = f"{home.name} gives back {self._world.shown(origin)} of {topic} (bits {bits:b})"
-                    self.violate("given back unread", f"{text}, for which {subscription.name} waits")
+                    text = f"{home.name} trims {self._world.shown(origin)} of {topic} (bits {bits:b})"
+                    self.violate("trimmed unread", f"{text}, which {subscription.name} is owed")
                     return
 
     def published_behind(self, home: Region, topic: Topic, place: Position) -> int | None:
@@ -136,7 +136,7 @@ class Model(Crashes):
         behind = (origin for at, origin, _ in self.logs.of_topic(home, topic) if at > place)
         return next(map(self.logs.published.__getitem__, behind), None)
 
-    # -- what regions tell each other
+    # -- between regions
 
     def said(self, teller: Broker, asker: Broker, message: PeerMessage) -> None:
         """A broker puts a message on a link that the asker made."""
@@ -207,7 +207,7 @@ class Model(Crashes):
             topic_here = subscription.topic
             if topic_here.log.holds(position) or topic_here.late.index(position) is not None:
                 found[origin] = some
-            else:  # given back, and perhaps long ago: then nothing tells any more what it was
+            else:  # trimmed, perhaps long ago: then nothing tells any more what it was
                 facts.add(Acked(epoch, {origin: some}))
         return self._acked(home, topic, subscription, epoch, found)
 
@@ -245,22 +245,22 @@ class Model(Crashes):
                 for place, origin, _ in log
                 if origin in found and (place not in seen or takes_out(place))
             }
-            # What it was sent before compaction took it out may have been given back meanwhile: it has it all the same.
+            # What it was sent before compaction removed it may have been trimmed meanwhile: it has it all the same.
             stored = {place for place, _, _ in log}
             for place in seen:
                 once, messages = self.logs.once_at(home, place)
                 if behind < place <= upto and place not in stored and once is not None:
                     unseen[once] = (1 << messages) - 1
             facts.add(Acked(consumer.epoch, unseen))
-        # What may have been dropped here was perhaps never sent to the consumer, which then says nothing of it.
+        # What may have been dropped here was perhaps never sent to the consumer, whose ack then does not cover it.
         dropped = {o: bits for o, bits in found.items() if facts.perhaps_dropped(o, home.name, self.logs.published[o])}
-        # So it is with what lies before its beginning here: an earlier creation, still to be heard of, owes that.
+        # Nor does it cover what lies before its beginning here: an earlier creation, not yet known here, may owe that.
         begun = subscription.cursor.progress.beginning.places
         dropped |= {o: bits for o, bits in found.items() if o.position <= begun.get(o.region, EARLIEST)}
         if dropped:
             facts.add(Acked(consumer.epoch, dropped))
         named, messages = self.logs.once_at(home, upto)
-        if named is not None and named not in found:  # dropped and given back, and it says that it has it
+        if named is not None and named not in found:  # dropped and trimmed, but the client names it
             facts.add(Acked(consumer.epoch, {named: (1 << messages) - 1}))
         again = {origin for place, origin, _ in log if was_sent(place)}
         sent = {origin: bits for origin, bits in found.items() if origin not in dropped}
@@ -352,7 +352,7 @@ class Model(Crashes):
             if place < target
         }
         begun = subscription.cursor.progress.beginning.places
-        # What lies before its beginning here nobody acks: an earlier creation, still to be heard of, takes that back.
+        # The seek does not ack what lies before its beginning here: an earlier creation, not yet known, may owe that.
         passed = {origin for origin in before if origin.position <= begun.get(origin.region, EARLIEST)}
         after_surely = {origin for place, origin, _ in self.logs.of_topic(home, subscription.topic) if place >= target}
         given_back = self._given_back(home, topic, subscription)
@@ -368,17 +368,17 @@ class Model(Crashes):
                 perhaps = {
                     origin for place, origin, _ in self.logs.of_topic(home, subscription.topic) if place >= target
                 } | self.lost_once
-                # What the region goes on without lies between the places that a rewind names.
+                # Entries that the region continued without lie between the positions that a rewind names.
                 passed_over = passing.accepted(subscription.topic)
                 perhaps |= {origin for origin in self.logs.published if passing.lies_in(passed_over, origin)}
                 rewind = Rewound(new, after_surely, perhaps)
                 if time_ms is not None:
-                    # What its region has given back stays acknowledged, if it was. What lies before that and was
-                    # never there, or came back late, it may take back.
+                    # What its region has trimmed stays acknowledged, if it was. What lies before that and was never
+                    # there, or came back late, may be un-acknowledged.
                     log = subscription.topic.log
                     rewind.surely = PublishedSince(self.logs.published, time_ms, log.gone_upto())
                     rewind.perhaps = PublishedSince(self.logs.published, time_ms, apart=given_back)
-                    # This seek then says so, too: an earlier one that its region learns of later does not take it back.
+                    # This seek acknowledges it, too, so an earlier one learned of later does not undo that.
                     facts.add(Acked(new, {origin: facts.ever_acked(origin) for origin in given_back}))
                 facts.rewinds.append(rewind)
 

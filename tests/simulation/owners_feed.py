@@ -23,7 +23,7 @@ class Asking(Protocol):
 
 
 class SimFeed(OwnersFeed):
-    """Of one broker. Its connections are ``Asking``."""
+    """The feed of one broker. Its connections are ``Asking``."""
 
     _links: dict[Any, Any]
     _timer: Timer | None  # type: ignore[assignment]

@@ -30,7 +30,7 @@ class Standing(NamedTuple):
     deleted: Stamp
     """The last deletion that the region knows of."""
     partitions: dict[str, Stamp]
-    """On record: name -> the deletion after which it was made."""
+    """Partitions on record: name -> the deletion after which each was created."""
 
 
 class PartitionCounts:
@@ -60,7 +60,7 @@ class PartitionCounts:
         return Standing(count, deleted or ZERO, partitions)
 
     def asked(self, home: Region, base: str, count: int) -> None:
-        """Somebody requests this many, in the topic's incarnation that the region knows now."""
+        """A client requests this many, in the topic's incarnation that the region knows now."""
         key = base, self.of(home, base).deleted
         self._wanted[key] = max(count, self._wanted.get(key, 0))
 
@@ -79,7 +79,7 @@ class PartitionCounts:
     def disagreement(self) -> str:
         """What is still outstanding; empty: all regions agree."""
         if waiting := [broker.region for broker in self.under_way if broker.alive]:
-            return f"commands about partitions are not answered: {' '.join(waiting)}"
+            return f"commands about partitions are unanswered in {' '.join(waiting)}"
         for base in sorted(self.names):
             standing = {home.name: self.of(home, base) for home in self._homes()}
             if len({one.number for one in standing.values()}) > 1:
@@ -92,14 +92,14 @@ class PartitionCounts:
         return ""
 
     def check(self) -> None:
-        """All regions agree: is it what was requested?"""
+        """Once all regions agree, check that no more partitions exist than were requested."""
         for base in sorted(self.names):
             for home in self._homes():
                 one = self.of(home, base)
                 most = self._wanted.get((base, one.deleted), 0)
                 if one.number > most:
-                    text = f"{base} has {one.number} in {home.name}, and since its last deletion {most} were asked for"
-                    self._world.model.violate("partitions nobody asked for", text)
+                    text = f"{base} has {one.number} in {home.name}, but {most} were requested since its last deletion"
+                    self._world.model.violate("partitions not requested", text)
 
     def _homes(self) -> list[Region]:
         return [home for home in self._world.regions.values() if home.name not in self._world.gone]

@@ -2,8 +2,8 @@
 """Lines of a story about partitioned topics. Partitions are named as topics are: ``produce us p-partition-1 x3``.
 
 partitions us p 2           make a partitioned topic, as the admin API does: told to all regions that can be reached
-grow us p 4                 have more partitions; replicators tell the others
-delete us p                 see region_steps.py: with all its partitions
+grow us p 4                 add partitions; replicators tell the others
+delete us p                 delete it with all its partitions: see region_steps.py
 expect partitions p         how many each region has, and which are on record beyond that number
 """
 
@@ -54,7 +54,7 @@ class PartitionSteps(Teller):
                 self.say(f"refused: {error}")
             finally:
                 counts.under_way.remove(broker)
-                counts.asked(broker.home, topic, count)  # a deletion may have been first
+                counts.asked(broker.home, topic, count)  # a deletion may have come first
 
         self.world.loop.spawn(broker, work(), "ask for partitions")
 

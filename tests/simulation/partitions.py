@@ -38,7 +38,7 @@ class _Partitions(Drawing):
     def _opening(self) -> list[str]:
         random = self._random
         lines = [f"partitions {self._region()} {TOPIC} {self._most}"]
-        if random.random() < 0.2:  # in two regions at once, which need not want the same number
+        if random.random() < 0.2:  # in two regions at once, perhaps with different numbers
             lines.append(f"partitions {self._region()} {TOPIC} {random.randint(1, 3)}")
         lines.append(f"tick {random.choice((1, 20, 500))}")
         for number in range(random.choice((1, 2, 3))):
@@ -89,7 +89,7 @@ class _Partitions(Drawing):
         if random.random() < 0.25:
             lines += [f"tick {random.choice((1, 2, 3, 5, 8, 20))}", f"crash {one}", "tick 50", f"start {one}"]
         lines.append(f"tick {random.choice((1, 30, 500))}")
-        if random.random() < 0.5:  # made again, perhaps with fewer: where it was not deleted that is refused
+        if random.random() < 0.5:  # created again, perhaps with fewer: refused where it was not deleted
             lines.append(f"partitions {self._region()} {TOPIC} {random.randint(1, self._most)}")
             lines.append(f"tick {random.choice((1, 30, 500))}")
         return [*lines, *self._use(), *back, *(self._use() if back else [])]

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def goes_on(target: Topic | None, source: str) -> bool:
-    """What the target lacks of the source concerns nobody there: no person is needed, it should be passed over."""
+    """Whether no subscription in the target is owed what it lacks of the source: it is passed over without a person."""
     gaps = () if target is None else target.gaps.open()
     return any(target.gaps.concerns_nobody(source) for one in gaps if target is not None and one.origin == source)
 
 
 def is_nowhere(target: Topic | None, source: str) -> bool:
-    """Every region was asked for what the target lacks of the source, and none has it."""
+    """Whether every region was asked for what the target lacks of the source, and none has it."""
     gaps = () if target is None else target.gaps.open()
     return any(one.is_judged and not one.away for one in gaps if one.origin == source)
 
 
 def accepted(target: TopicContext | None) -> list[Accepted]:
-    """What the target, a whole topic, went on behind."""
+    """The gaps behind which the target, a whole topic, continued."""
     if target is None:
         return []
     assert isinstance(target, Topic)

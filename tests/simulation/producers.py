@@ -161,7 +161,7 @@ class ProducerServer:
 
     @property
     def is_of_now(self) -> bool:
-        """Whether the region was not restored since."""
+        """Whether the region has not been restored since."""
         return self._broker.restores == self._broker.home.restores
 
     def transmit(self, sent: Unreceipted) -> None:
@@ -194,7 +194,7 @@ class ProducerServer:
         """Deduplication is off here."""
 
     def hold(self, wait_ms: Callable[[], int]) -> None:
-        """No rates are set here."""
+        """No rate limits are set here."""
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
         raise error

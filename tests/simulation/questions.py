@@ -5,12 +5,12 @@ expect log us t             what is stored, in order
 expect progress t sub       what each region counts as acked
 expect floors t sub         per origin: acked without a gap up to here, and ids remembered above
 expect next us t sub        what a consumer there would get
-expect got c1               what it got since the last time
-expect unnamed us t         ledgers on the volume that are the topic's but on no record
+expect got c1               what it received since the last question
+expect unnamed us t         the topic's ledgers that are on the volume but on no record
 expect replication us t     state of replication to each other region
 expect links us t sub       state of the exchange with each other region
-expect agreement t          whether all regions hold the same
-expect messages             messages of the exchange since the last time, by kind
+expect agreement t          whether all regions agree
+expect messages             messages of the exchange since the last question, by kind
 trace on / trace off        show every message of the exchange as it arrives
 """
 

@@ -49,7 +49,7 @@ class Quiet:
                 accept_all(self._world)
             self._world.run(2000)
         if difference and not self._model.violations:
-            after = f"{CONVERGES_US // 1_000_000} s after everything works"
+            after = f"{CONVERGES_US // 1_000_000} s after everything works again"
             self._model.violate("no agreement", f"{after}: {difference}")
         if not self._model.violations:
             self._judge()
@@ -120,6 +120,6 @@ class Quiet:
         if self._model.violations:
             return
         if probe.server is not None or not probe.is_closed:
-            self._model.violate("no close", f"a consumer of {topic}/{name} in {region} is not let go")
+            self._model.violate("no close", f"a consumer of {topic}/{name} in {region} is not released")
         if (subscription := self._subscriptions(region, topic).get(name)) is not None:
             self._model.judging.check_delivered(self._world.regions[region], topic, subscription, probe.probe)

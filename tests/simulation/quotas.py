@@ -51,7 +51,7 @@ class QuotaWatch:
         self._closed: dict[str, _Closed] = {}
 
     async def set(self, topic: str, limit: str, policy: str = "hold") -> None:
-        """Set a quota like the admin API; the broker checks at once.
+        """Set a quota as the admin API does; the broker checks at once.
 
         :param limit: bytes, or ``3s``; ``off``: no quota.
         """
@@ -99,7 +99,7 @@ class QuotaWatch:
         if not any(is_full):
             return
         with contextlib.suppress(LedgerError):
-            await topic.scheduler.answer(topic.log.when_durable)  # what was taken before this look
+            await topic.scheduler.answer(topic.log.when_durable)  # what was accepted before this check
             own = topic.log.last_own if is_full[0] else None
             self._closed[topic.name] = _Closed(topic, waiting, own, dict(topic.log.last_origin) if is_full[1] else None)
 
@@ -113,8 +113,8 @@ class QuotaWatch:
             return
         has_more = closed.own not in (None, topic.log.last_own)
         if has_more or closed.foreign not in (None, topic.log.last_origin):
-            text = f"{topic.region} stores more of {topic.name} although its backlog quota holds producers"
-            self._model.violate("a quota does not hold", text)
+            text = f"{topic.region} accepts entries of {topic.name} although its backlog quota blocks producers"
+            self._model.violate("a quota was exceeded", text)
 
     def _evicting(self, topic: Topic, kind: str, quota: BacklogQuota) -> None:
         home, short = self._broker.home, topic.name.rpartition("/")[2]
@@ -135,7 +135,7 @@ def _waiting(topic: Topic) -> tuple[list[Position], list[Position]]:
 
 
 def _slowest(topic: Topic) -> tuple[list[Position], list[Position]]:
-    """What own messages wait for, and what those of other regions wait for: never for other regions."""
+    """What own messages wait for, and what those of other regions wait for, which is never another region."""
     subscriptions, regions = _waiting(topic)
     nobody = [topic.log.last_confirmed]
     return subscriptions + regions or nobody, subscriptions or nobody

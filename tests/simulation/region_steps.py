@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of a story about whole regions: what one loses, and where a topic lives:
+"""Lines of a story about whole regions: what one loses, and which regions a topic has:
 
 restore us volume           only the volume goes back to the copy; or ``metadata``: only that one
 wipe us                     rebuilt under its old name with an empty disk and empty metadata
-live t us eu                from now on the topic lives in these regions: told to each region that is up
+live t us eu                from now on the topic has these regions: told to each region that is up
 tell us t us eu             the same, told to us alone
 delete us t                 delete a topic, partitioned or not, in all its regions that can be reached, as the admin API
 lose us                     power cut, and the region never comes back
-hours 3                     let so much time pass
+hours 3                     let this much time pass
 accept eu t us              accept in eu the loss of what us can no longer send (R4)
-acceptance                  once all is quiet, a person accepts each loss of which every region was asked
+acceptance                  at the end, an operator accepts each loss about which every region was asked
 expect gaps eu t            what is missing there, who may have it, and what was accepted
-expect regions us t         where the topic lives, as us has it, and whether us is filled (R21)
-expect topics us            which topics there are
+expect regions us t         the topic's regions, as us has them, and whether us is filled (R21)
+expect topics us            which topics us has
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RegionSteps(Teller):
             self.world.loop.spawn(broker, self._delete(broker, topic), "delete a topic")
 
     async def _delete(self, broker: SimBroker, topic: str) -> None:
-        """Like ``admin.topics``, with force."""
+        """Delete a topic like ``admin.topics``, with force."""
         name = topic_name.parse(full_name(topic))
         others = broker.service.parts.regions_of(str(name)) - {broker.region}
         self.world.trouble()

@@ -143,18 +143,18 @@ class ReplicationLinks:
 
 
 async def serving(asker: Broker, region: str, topic: str) -> Broker | None:
-    """Who serves a topic in another region, by a lookup there; None: nobody says."""
+    """The broker that serves a topic in another region, by a lookup there; None: no answer."""
     found: Future[Broker | None] = Future()
     asker.world.regions[region].look_up(asker, topic.rpartition("/")[2], found.settle)
     return await found
 
 
 class Refused(Exception):
-    """The remote did not make the producer, or there is no way to it."""
+    """The remote did not create the producer, or cannot be reached."""
 
 
 class TurnedAway(Refused):
-    """It did not make it."""
+    """The remote did not create the producer."""
 
 
 class ReplicationRun:
@@ -253,7 +253,7 @@ class ReplicationRun:
             if self._stopped:
                 return None
             if core.connected(1, place, end, source.last_own(), self._broker.mono_ms()):
-                if target.restores == target.home.restores:  # else it forgot meanwhile what it said
+                if target.restores == target.home.restores:  # otherwise it has forgotten meanwhile what it reported
                     of = incarnation_of(source.name, source.incarnation)
                     world.model.replica_place(self._broker.home, self.remote, of, place.last)
                 self._tell_source()
@@ -424,13 +424,13 @@ class ReplicationServer:
         self._connection.send(1, lambda: self._run.receipt(self._connection, sequence), may_double=True)
 
     def dropped(self, sends: list[Send]) -> None:
-        """The replicator goes on from what is durable."""
+        """The replicator resumes from what is durable."""
 
     def repeated(self, producer: Producer, send: Send) -> None:
         """Deduplication is off here."""
 
     def hold(self, wait_ms: Callable[[], int]) -> None:
-        """No rates are set here."""
+        """No rate limits are set here."""
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
         self._connection.send(1, lambda: self._run.send_error(self._connection, send.sequence_id, str(error)))

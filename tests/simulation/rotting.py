@@ -62,7 +62,7 @@ class _Rotting(Drawing):
         self._insert(drawn)
 
     def _again(self, region: str) -> list[str]:
-        """The region's broker ends, and another one begins."""
+        """The region's broker ends, and another one starts."""
         end = "stop" if self._random.random() < 0.2 else "crash"
         pause = self._random.choice((1, 100, 3000))
         return [f"{end} {region}", f"tick {pause}", f"start {region}", f"tick {self._random.choice((1, 50, 1000))}"]

@@ -27,7 +27,7 @@ class Outcome:
 
 @contextmanager
 def quiet_brokers() -> Iterator[None]:
-    """Brokers in a world of troubles log little else: do not format or write it, but only here."""
+    """In a world of faults brokers log little else: do not format or write it here."""
     brokers = logging.getLogger("meridian_broker")
     level = brokers.level
     brokers.setLevel(logging.CRITICAL)

@@ -2,10 +2,10 @@
 """Dispatch scope ``origin`` in stories (R26): lines about it, seeds with it, and what must hold.
 
 scope us t sub origin|local       set it in us; it propagates to the other regions
-takeover us t sub ORIGIN REGION   tell us that from now on the region dispatches what began in the origin
-witness us t sub REGION|none      the region also votes, although the topic does not live there
-expect voters t sub               who votes, as each region knows
-expect shares t sub               who dispatches what, as each region's own broker would at this moment
+takeover us t sub ORIGIN REGION   tell us that from now on the region dispatches the origin's messages
+witness us t sub REGION|none      the region also votes, although the topic is not there
+expect voters t sub               the voters, as each region knows them
+expect shares t sub               which regions would dispatch each origin's messages at this moment
 
 At each delivery every other broker is asked whether it would also deliver the same message: none may. When all is
 quiet, consumers that read everything are in all regions at once: each unacked message comes to exactly one of them.
@@ -77,7 +77,7 @@ class ScopeSteps(Teller):
 
 
 def _refusal(broker: SimBroker | None, subscription: Subscription) -> str:
-    """As ``admin/meridian/scoping.py`` does it."""
+    """Like ``admin/meridian/scoping.py``."""
     if not subscription.replicated:
         return "it is not replicated"
     assert broker is not None
@@ -125,7 +125,7 @@ def probe_shares(world: World, topic: str, name: str) -> None:
                 origin: whole
                 for _, origin, messages in log
                 if (whole := (1 << messages) - 1)
-                # Whoever has the share may not have the entry: dropped, or given back before a rewind asked for it.
+                # The share's holder may lack the entry: dropped, or trimmed before a rewind needed it.
                 and (origin not in everywhere or world.model.judging.is_dropped_somewhere(topic, subscription, origin))
             }
             got_here = {
@@ -140,7 +140,7 @@ def probe_shares(world: World, topic: str, name: str) -> None:
 
 
 def _held_up(world: World, topic: str, name: str) -> set[Origin]:
-    """What the dispatching region lacks, because a gap waits for an operator: status says so (R4)."""
+    """What the dispatching region lacks, because a gap waits for an operator: status shows that (R4)."""
     logs = {
         region: {origin for _, origin, _ in world.model.logs.of(home, topic)} for region, home in world.regions.items()
     }
@@ -156,7 +156,7 @@ def _held_up(world: World, topic: str, name: str) -> set[Origin]:
 
 
 def _waits_for_the_dead(world: World, subscription: Subscription) -> bool:
-    """Whether a first list of voters will never count: that needs all of them, and one is gone."""
+    """Whether a first list of voters can never count: that needs all of them, and one is gone for good."""
     known = subscription.record.voter_sets
     return known.committed == ZERO and not world.gone.isdisjoint(known.voters)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines of a story about shadow topics (PIP-180); ``shadow_watch.py`` checks what their subscriptions were promised:
 
-shadow us v of t [loose]    make v a shadow of t; loose: its subscriptions hold nothing of t
+shadow us v of t [loose]    make v a shadow of t; loose: its subscriptions do not keep t from trimming
 view us v sub [xN]          a consumer reads the next N messages of a shadow, or all, and acknowledges them
 unshadow us v               delete the shadow
 expect view us v sub        what was read, by the names of the same entries in the source; and what was skipped

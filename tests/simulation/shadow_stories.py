@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shadow topics, added to some of the seeds: made before or among messages, read slowly, moved and taken away.
+"""Shadow topics, added to some of the seeds: created before or among messages, read slowly, moved and deleted.
 
 ==========  =============================================================================================
-following   a shadow is made and read bit by bit, while its source rolls over and is trimmed; perhaps it holds
-            nothing, so that it loses what it did not read; brokers crash or, where several share the region,
-            are killed, and source or shadow go to another one
-again       the source is deleted elsewhere in spite of its shadow, and made again
+following   a shadow is created and read bit by bit, while its source rolls over and is trimmed; perhaps it does
+            not prevent that, so it loses what it did not read; brokers crash or, where several share the region,
+            are killed, and source or shadow move to another one
+again       the source is deleted elsewhere in spite of its shadow, and created again
 ==========  =============================================================================================
 """
 
@@ -20,7 +20,7 @@ PERIOD: Final = 19
 """Coprime to the periods of the other kinds, so that these seeds meet all of them."""
 REMAINDERS: Final = (4, 13)
 UNSUITED: Final = ("save", "restore", "wipe", "lose", "second", "rot", "bookies", "partitions", "full")
-"""What the checks of shadows do not follow: regions that go back, rot, two brokers that believe they own a topic."""
+"""What the checks of shadows do not cover: restored regions, rot, two brokers that believe they own a topic."""
 
 
 def with_shadows(seed: int, lines: list[str]) -> list[str]:

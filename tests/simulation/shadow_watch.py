@@ -72,7 +72,7 @@ class ShadowWatch:
         """Region -> the subscriptions that existed when its present trim began."""
 
     def made(self, region: str, shadow: str, source: str, *, holds: bool) -> None:
-        """There is, or may be, such a shadow."""
+        """Such a shadow exists, or may exist."""
         self._sources.setdefault((region, shadow), (source, holds))
 
     def goes(self, region: str, shadow: str) -> None:
@@ -116,7 +116,7 @@ class ShadowWatch:
         self._trimmed_for[home.name] = there
 
     def trimmed(self, home: Region, source: str, ledger: int) -> None:
-        """The region has dropped a ledger of the source, which nobody should need."""
+        """The region has dropped a ledger of the source, which no shadow should need."""
         entries = enumerate(self._world.model.logs.ledger(home, ledger))
         stored = [entry for entry, (origin, _, _) in entries if origin is not None]
         for one in self._trimmed_for.get(home.name, ()):
@@ -150,7 +150,7 @@ class ShadowWatch:
         try:
             await self.view(broker, shadow, name, ALL)
         except REFUSALS:
-            return  # another round comes
+            return  # another round follows
 
     def _owed(self, one: Watched) -> Position | None:
         """An entry that the source stores and the subscription was not sent; None: it had everything."""

@@ -48,9 +48,9 @@ BUNDLES: Final = 2
 NAMESPACE: Final = "public/default"
 OWNERS: Final = f"{paths.OWNERS}{NAMESPACE}/"
 ONLY_BROKER: Final = "broker-0"
-"""The broker whose epochs a region counts while it has only one."""
+"""Name under which a region with one broker counts its epochs."""
 STEADY_US: Final = 5_000_000
-"""This long after a bundle got an owner, every broker must know."""
+"""This long after a bundle got an owner, every broker must know it."""
 LOOK_UP_US: Final = 2_000_000
 """How long a client waits for the answer to a lookup."""
 REDIRECTS: Final = 5
@@ -58,7 +58,7 @@ REDIRECTS: Final = 5
 
 
 class PlannedMoves(OwnedTopics):
-    """Whether acknowledgements from before a bundle is released gracefully are durable afterwards."""
+    """Checks that acknowledgements from before a bundle's graceful release are durable afterwards."""
 
     def __init__(self, broker: SharingBroker) -> None:
         super().__init__(broker.owner)
@@ -69,9 +69,7 @@ class PlannedMoves(OwnedTopics):
         short = {topic.rpartition("/")[2] for topic in topics}
         stopped, term = self._broker.world.model.stopping(self._broker, short), self.owner._holding.terms.held(bundle)
         await super().close(bundle)
-        if (
-            self.owner._holding.terms.held(bundle) is term
-        ):  # otherwise it ended meanwhile, and nothing was planned about that
+        if self.owner._holding.terms.held(bundle) is term:  # otherwise the term ended meanwhile, which was not planned
             stopped()
 
 
@@ -227,14 +225,14 @@ class SharedRegion(SimRegion):
         others = [paths.bundle_of(path) for path in self.metadata.records if path.startswith(OWNERS)]
         for other in others:
             if other is not None and other != bundle and other.lower < bundle.upper and bundle.lower < other.upper:
-                violate("two owners", f"{owner.broker} owns {bundle.range}, and {other.range} has an owner, too")
+                violate("two owners", f"{owner.broker} owns {bundle.range}, but {other.range} has an owner, too")
         session, whole = self._fences.setdefault(owner.fence, (owner.session, bundle))
         is_part = session == owner.session and whole.lower <= bundle.lower and bundle.upper <= whole.upper
         earlier = [
             fence for fence, (_, one) in self._fences.items() if one.lower < whole.upper and whole.lower < one.upper
         ]
         if not is_part or (bundle == whole and owner.fence < max(earlier)):
-            violate("a fence was used twice", f"{owner.fence} of {owner.session}, and before of {session}")
+            violate("a fence was used twice", f"{owner.fence} by {owner.session}, and before by {session}")
 
     def taker(self, topic: TopicContext) -> SharingBroker | None:
         return next((one for one in self.everyone() if one.ready and one.service.topics.get(topic.name) is topic), None)

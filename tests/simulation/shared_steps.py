@@ -2,11 +2,11 @@
 """Lines of a story about the brokers of a region that several share:
 
 suspend us b1 / resume us b1    SIGSTOP and SIGCONT
-die us b1 / begin us b1         SIGKILL; and a new process
+die us b1 / begin us b1         SIGKILL; a new process starts
 leave us b1                     drain, as SIGTERM does, and end
-hand us t b2                    the owner of a topic hands its bundle to b2; without b2: to whoever takes it
+hand us t b2                    the owner of a topic hands its bundle to b2; without b2: to any other
 divide us t                     the owner of a topic splits its bundle in the middle
-isolate us b1 / reach us b1     this broker alone does not reach the metadata store / does again
+isolate us b1 / reach us b1     this broker alone cannot reach the metadata store / can again
 expect owners us                the bundles and their owners, as the metadata store has them
 """
 

@@ -158,7 +158,7 @@ class SharedGenerator(Generator):
             self.random.choice((self._hand, self._divide, self._begin, self._leave))()
 
     def _outage(self) -> None:
-        """Nobody reaches the metadata store, perhaps for longer than a lease."""
+        """No broker reaches the metadata store, perhaps for longer than a lease."""
         region = self._shared()
         self.say(f"metadata {region} away")
         self._produce()

@@ -47,7 +47,7 @@ def delivering(sender: Broker, topic: str, consumer: Consumer, position: Positio
     if len(subscription.topic.regions()) == 2 and world.loop.now_us < (
         world.model.commands_us.get((topic, subscription.name), -COMMANDED_US) + COMMANDED_US
     ):
-        return  # that is said, and it is for a person to judge
+        return  # documented: takeover by command is a person's decision
     others = [
         broker
         for broker, other in holders(world, topic, subscription.name, origin[0])
@@ -56,4 +56,4 @@ def delivering(sender: Broker, topic: str, consumer: Consumer, position: Positio
     if others:
         shown = world.shown(Origin(origin[0], *origin[1]))
         what = f"{sender.region} sends {shown} of {topic}/{subscription.name}"
-        world.model.violate("dispatched twice", f"{what} while {others[0].region} would send it, too")
+        world.model.violate("dispatched twice", f"{what} while {others[0].region} would also send it")

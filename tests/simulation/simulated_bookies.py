@@ -68,7 +68,7 @@ class Link:
         """When the last message to the bookie, and to the broker, arrives: nothing overtakes it."""
 
     def set_write_buffer_limits(self, high: int) -> None:
-        """It takes everything."""
+        """It accepts everything."""
 
     def writelines(self, parts: Iterable[bytes]) -> None:
         data = b"".join(parts)
@@ -130,7 +130,7 @@ class SimBookie:
         self._was_fenced: set[int] = set()
         """Durably."""
         self._journal: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        """What the next syncs make durable, and who is told about it."""
+        """What the next syncs make durable, and whom to notify."""
         self._is_syncing = False
 
     @property
@@ -143,7 +143,7 @@ class SimBookie:
         return self.is_up and not (is_hanging or self.busy or self.is_broken or self.slow_us)
 
     def newest(self, ledger: int) -> bytes | None:
-        """The last entry that it has of a ledger."""
+        """The last entry of a ledger that it has."""
         entries = self._entries.get(ledger)
         return entries[max(entries)] if entries else None
 

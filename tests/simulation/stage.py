@@ -85,7 +85,7 @@ class Broker(Process, Protocol):
 
     @property
     def restores(self) -> int:
-        """Restores of the region before this life."""
+        """Restores of the region before this run."""
 
     @property
     def sent(self) -> dict[tuple[Subscription, Position], frozenset[Stamp]]:
@@ -120,7 +120,7 @@ class Region(Protocol):
     """What outlives a broker."""
 
     trimming: int
-    """How many of its brokers give back what nobody needs."""
+    """How many of its brokers are trimming."""
     trimming_for: set[Subscription]
     trimming_among: dict[str, frozenset[str]]
 
@@ -178,16 +178,16 @@ class Region(Protocol):
         """Brokers that run."""
 
     def trimmers(self) -> Sequence[Broker]:
-        """Brokers whose topics count when the region trims what nobody needs."""
+        """Brokers whose topics count when the region trims what is not needed."""
 
     def broker_of(self, topic: str, /) -> Broker | None:
         """The broker that serves a topic; None while none does."""
 
     def known_ledgers(self, topic: str, /) -> set[int]:
-        """Those that hold a topic's entries, named by these metadata or made after them."""
+        """Ledgers with a topic's entries, named by these metadata or created after them."""
 
     def named_ledgers(self, topic: str, /) -> set[int]:
-        """Those that hold a topic's entries, as the metadata say."""
+        """Ledgers with a topic's entries, according to the metadata."""
 
 
 class Stage(Protocol):
@@ -361,7 +361,7 @@ class Watcher(Protocol):
         """A client has received its receipt."""
 
     def creation_asked(self, home: Region, topic: str, name: str, initial: Position, opened: Topic, /) -> None:
-        """Somebody requests a subscription that does not exist."""
+        """A client requests a subscription that does not exist."""
 
     def creation_seen(self, home: Region, topic: str, subscription: Subscription, /) -> None:
         """A region has just found or created it."""
@@ -396,7 +396,7 @@ class Watcher(Protocol):
     def stopping(self, broker: Broker | None, topics: Collection[str] | None = None, /) -> Callable[[], None]:
         """A broker gracefully releases these topics, or all. The result is called once that has succeeded."""
 
-    # -- what a region drops by itself
+    # -- what a region drops
 
     def expiring(self, home: Region, some: list[Subscription], before_ms: int, /) -> None:
         """The region begins to drop what is older."""

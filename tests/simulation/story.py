@@ -24,7 +24,7 @@ Everything else is described at the top of the file that implements it::
     trouble_steps.py            what breaks, and what a region does by itself: trim, expire, evict
     shared_steps.py             brokers that share a region
     bookie_steps.py             the bookies that store its ledgers
-    region_steps.py             whole regions, where topics live, deletions, gaps
+    region_steps.py             whole regions, the regions of topics, deletions, gaps
     topic_steps.py              quotas, terminations
     partition_steps.py          topics with partitions
     shadow_steps.py             shadow topics

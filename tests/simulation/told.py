@@ -51,7 +51,7 @@ class Told:
         key, said = (incarnation_of(topic, incarnation), name), Progress.decode(progress)
         before = self._taken_back.get((teller.region, key))
         if before is not None and not before.copy().join(said):
-            return  # it waited for a link since, and was on the disk when it began to
+            return  # it has waited for a link since, and was on the disk before
         self._progress[teller.region].setdefault(key, Progress()).join(said)
 
     def crashed(self, home: Region) -> None:
@@ -63,7 +63,9 @@ class Told:
                 if incarnation != found or self._is_deleted(incarnation):
                     continue
                 if have.get(name, Progress()).copy().join(told):
-                    self._violate("told too early", f"{home.name} told more of {topic}/{name} than it has on its disk")
+                    self._violate(
+                        "told too early", f"{home.name} reported more of {topic}/{name} than it has on its disk"
+                    )
 
     def forgotten(self, region: str, incarnation: str, name: str) -> None:
         """The disk damaged a record of the subscription: what the region reported may be gone."""
@@ -80,5 +82,5 @@ class Told:
             del told[incarnation, name]
 
     def restored(self, region: str) -> None:
-        """The region went back to an older copy: what it reported since may be gone."""
+        """The region was restored to an older copy: what it reported since may be gone."""
         self._progress.pop(region, None)

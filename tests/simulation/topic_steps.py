@@ -3,7 +3,7 @@
 
 quota us t 2000 [evict]     a backlog quota in bytes: producers wait, or the oldest entries are evicted;
                             or ``quota us t 3s``: by the age of the oldest. ``quota us t off``
-terminate us t              the topic takes no more messages in us
+terminate us t              the topic accepts no more messages in us
 compact us t                rebuild the topic's compacted view
 forget us t                 delete the view, as deleting its subscription ``__compaction`` does
 expect end us t             where it was terminated, and what its log contains

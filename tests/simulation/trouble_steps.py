@@ -4,28 +4,28 @@
 cut us-eu / heal us-eu      nobody can dial; ``heal`` alone: all
 cut us>eu / heal us>eu      us cannot dial eu
 reset us-eu                 every connection between them breaks
-stall us>eu / flow us>eu    nothing arrives on that way
+stall us>eu / flow us>eu    nothing arrives in that direction / messages flow again
 hush us-eu                  their connections fall silent without an end; new ones work
-crash us [silent]           power cut; what was not synced is lost. ``silent``: its connections end without a word
+crash us [silent]           power cut; what was not synced is lost. ``silent``: its connections fall silent
 start us
 version us 3                us is stopped by a power cut, and starts with a broker of this older peer protocol
 stop us                     drain, as SIGTERM does
-second us / retire us       another broker takes the region over, and the previous one does not know / ends
+second us / retire us       another broker takes the region over without the previous one's knowledge / that one ends
 disk us 20                  a sync takes this many ms longer
-full us / room us           the disk refuses writes / takes them again
-metadata us away / back     the metadata store does not answer
+full us / room us           the disk refuses writes / accepts them again
+metadata us away / back     the metadata store does not answer / answers again
 metadata us 50              each request to it takes this many ms longer
 fails us read 3 x2          after three more reads of its disk the next two fail; or ``write``, ``metadata``,
                             ``answer``: see disk_faults.py
 works us                    nothing more fails
 clock us +5000              the wall clock jumps
-rot us t 3 / mend us        an entry's bytes change by themselves / the operator brings them back
+rot us t 3 / mend us        an entry's bytes change by themselves / an operator restores them
 rot us t progress 3         the same for a record of the topic's progress log, or (view) of its compacted view;
                             with ``head`` appended, its first byte, otherwise the last
 rot us checkpoint 0         with ``disks engine``: the same for its newest checkpoint, at the next power cut
-save us / restore us        keep a copy of volume and metadata / crash and start from it
-trim us                     trim what nobody needs
-expire us t 500             drop there what was published more than 500 ms ago, of every subscription
+save us / restore us        keep a copy of volume and metadata / crash, and start from the copy
+trim us                     trim what is not needed
+expire us t 500             drop there, for every subscription, what was published more than 500 ms ago
 evict us t x3               drop there the three oldest, as a backlog quota does
 """
 
@@ -181,7 +181,7 @@ class TroubleSteps(Teller):
         self.world.shadows.trimming(broker.home)
         try:
             await rounds.trim_all(broker.service)
-        except SomeFailed as some:  # what cannot be given back now goes another time
+        except SomeFailed as some:  # what cannot be trimmed now is trimmed later
             raise_bugs(some)
         finally:
             broker.home.trimming -= 1

@@ -23,14 +23,14 @@ from meridian_broker.replication.progress.messages import (
 
 
 def spoken(message: PeerMessage, version: int) -> PeerMessage:
-    """As a broker of this version says or takes it."""
+    """The message as a broker of this version sends or receives it."""
     if isinstance(message, Hello) and message.version > version:
         return replace(message, version=version)
     return message
 
 
 def beyond(message: PeerMessage, version: int) -> str:
-    """What in the message a broker of this version does not know; empty: it knows everything."""
+    """What a broker of this version does not know in the message; empty: it knows everything."""
     match message:
         case Digest():
             if message.summary is not None and version < SUMMARY_VERSION:

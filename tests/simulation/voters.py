@@ -2,7 +2,7 @@
 """Stories about the voters of dispatch scope ``origin`` (R26), with little else in them.
 
 A topic's regions, its witness, the preferred holders of its shares and the scope itself are set in one region or in
-all, while regions are cut off, crash and start again within the time of a lease, or live on beside their successor.
+all, while regions are cut off, crash and restart within the time of a lease, or keep running beside their successor.
 Consumers are in all regions at once. The usual promises are checked: one region at a time delivers a share, nothing is
 lost, nothing acknowledged is redelivered, and once all is quiet each share is delivered.
 """
@@ -30,7 +30,7 @@ class _Voters:
         self._random = random = Random(f"voters {seed}")
         self._regions = ["us", "eu", "ap", "sa"][: random.choice((3, 3, 3, 4))]
         self._homes = self._some()
-        """Where the topic lives, as most regions were told."""
+        """The topic's regions, as most regions were told."""
         self._lines = [f"chance {seed}", f"regions {' '.join(self._regions)}"]
         self._consumed: set[str] = set()
         self._down: set[str] = set()
@@ -134,7 +134,7 @@ class _Voters:
         if random.random() < 0.5:
             self._homes = wanted
             self._say(f"live t {' '.join(wanted)}")
-        else:  # one alone hears of it
+        else:  # only one region is told
             self._say(f"tell {random.choice(wanted)} t {' '.join(wanted)}")
         for region in wanted:
             if random.random() < 0.7:

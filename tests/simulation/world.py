@@ -56,7 +56,7 @@ class World:
         """:param chance: seed of delays and of what a crash leaves; None: everything takes its usual time.
         :param engine: disks hold the local engine's files, and brokers run that engine.
         :param brokers: how many brokers share each region; 0, or none: its only broker owns it without asking.
-        :param bookies: on how many each of the regions that brokers share stores its ledgers; 0: on one disk."""
+        :param bookies: how many store the ledgers of each region with several brokers; 0: one disk does."""
         progress_log.ROLL_BYTES = PROGRESS_LEDGER_BYTES  # type: ignore[misc]
         self.names = list(names)
         self.loop = Loop()
@@ -79,7 +79,7 @@ class World:
         self.producers: dict[tuple[str, str], SimProducer] = {}
         self.consumers: dict[str, SimConsumer] = {}
         self.homes: dict[str, frozenset[str]] = {}
-        """Topic -> the regions it lives in, if a story said so; otherwise all."""
+        """Topic -> its regions, if a story set them; otherwise all."""
         self.told: set[str] = set()
         """Topics whose regions were set somewhere."""
         self.outside: dict[str, set[str]] = defaultdict(set)
@@ -87,7 +87,7 @@ class World:
         self.quotas: set[tuple[str, str]] = set()
         """(region, topic) where a backlog quota was set at some time."""
         self.accepts_gaps = False
-        """At the end an operator accepts what is lost everywhere."""
+        """Whether at the end an operator accepts what is lost everywhere."""
         self.gone: set[str] = set()
         """Regions that never come back."""
         self.topic_of_ledger: dict[tuple[str, int], str] = {}
@@ -145,16 +145,16 @@ class World:
     # -- names
 
     def shown(self, origin: Origin) -> str:
-        """``us/1:0``: ledgers are counted, for their ids are long."""
+        """``us/1:0``: ledgers are counted from 1, because their ids are long."""
         return f"{origin.region}/{self.number(origin.region, origin.ledger)}:{origin.entry}"
 
     def number(self, region: str, ledger: int) -> int:
-        """The number of the ledger: 1 for the first that the region made, of all topics."""
+        """The ledger's number: 1 for the first that the region created, over all topics."""
         numbers = self._numbers[region]
         return numbers.setdefault(ledger, len(numbers) + 1)
 
     def named(self, text: str) -> Origin:
-        """The other way round. :raises KeyError: no such ledger was ever made."""
+        """The reverse. :raises KeyError: no such ledger was ever created."""
         region, _, place = text.partition("/")
         ledger, _, entry = place.partition(":")
         for real, number in self._numbers[region].items():
@@ -206,7 +206,7 @@ class World:
         home.restore(what)
         after = {topic: self._origins(home, topic) for topic in topics}
         lost = {topic: before[topic] - after[topic] for topic in topics}
-        # All that is known stands on the volume. An older one alone may be without what the metadata name.
+        # All that is known is on the volume. An older volume alone may lack what the metadata name.
         known_us = {"": home.saved[2], "volume": -1, "metadata": self.loop.now_us}[what]
         self.model.restored(home, known_us, lost)
         if what != "volume":  # metadata older than the volume may be those of another life of the region
@@ -236,10 +236,10 @@ class World:
             region.repair()
 
     def settle(self, told: set[SimBroker]) -> None:
-        """Each region is told where topics live: one that was down, or was told something else, does not know. Backlog
-        quotas are lifted.
+        """Tell each region the topics' regions: one that was down, or was told something else, does not know them. Lift
+        backlog quotas.
 
-        :param told: brokers that were told; whoever is up now and is none of them is told and noted there.
+        :param told: brokers that were told; all others that are up now are told and added.
         """
         for region in self.regions.values():
             broker = region.broker_of("")
@@ -267,7 +267,7 @@ class World:
         return [topic for topic in on_record if self.partitions.exists(topic)]
 
     def homes_of(self, topic: str) -> dict[str, SimRegion]:
-        """The regions a topic lives in."""
+        """A topic's regions."""
         homes = self.homes.get(topic, frozenset(self.names)) - self.gone
         return {name: region for name, region in self.regions.items() if name in homes}
 
