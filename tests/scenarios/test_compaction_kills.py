@@ -55,7 +55,7 @@ def test_what_was_trimmed_from_the_log_stays_readable_and_survives_a_restart(tmp
 
 
 def test_metadata_older_than_the_view_find_it_on_the_volume(tmp_path: Path) -> None:
-    """R5: the log before the view was trimmed; the restored metadata name an older view, or none."""
+    """R5: the log before the view was trimmed; the restored metadata names an older view, or none."""
     with BrokerProcess("one", tmp_path / "disk", settings=SETTINGS) as broker:
         client = connect(broker.service_url)
         retain(broker, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region whose metadata are in etcd comes back from an older copy of etcd, of its volume, or of both (R1, R5): it
+"""A region whose metadata is in etcd comes back from an older copy of etcd, of its volume, or of both (R1, R5): it
 fetches back its entries from the other region, loses nothing and repeats nothing."""
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_a_region_is_restored_from_an_older_copy(copied: Copied, what: str) -> N
 
 
 def test_the_metadata_are_restored_and_nobody_can_give_anything_back(copied: Copied) -> None:
-    """R5: what was published and acknowledged since is on the volume, in ledgers that the metadata do not name."""
+    """R5: what was published and acknowledged since is on the volume, in ledgers that the metadata does not name."""
     regions, topic = copied.regions, copied.topics["alone"]
     later, parted = new_topic("later"), new_topic("parted")
     for region in (WEST, CENTRAL):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from simulation.metadata import SimMetadata
 
 SETTINGS: Final = BookKeeperSettings(ensemble=3, ack_quorum=2, limits=AddLimits(entries=16, bytes=4096))
-"""Small, so that a lagging bookie soon holds entries back."""
+"""Small limits, so that a lagging bookie soon delays entries."""
 _TOMBSTONES: Final = "deleted-ledgers/"
 
 
@@ -84,7 +84,7 @@ class SimLedgerTable(LedgerTable):
         self.where = region
         self.region = region
         self.ready = Event()
-        """The bookies are known."""
+        """Set once the bookies are known."""
         self._store = metadata
         self._loop = loop
 
@@ -187,7 +187,7 @@ class SimContext(StoreContext):
 
 
 class SimRecoveries(Recoveries):
-    """One of a ledger at a time, without tasks."""
+    """One recovery of a ledger at a time, without tasks."""
 
     def __init__(self, context: StoreContext) -> None:
         super().__init__(context)
@@ -210,7 +210,7 @@ class SimOpenLedgers(OpenLedgers):
 
 
 class CheckedReader:
-    """What it reads is compared with the mirror."""
+    """A reader whose results are compared with the mirror."""
 
     def __init__(self, reader: BookKeeperReader, volume: Shelf) -> None:
         self._reader = reader

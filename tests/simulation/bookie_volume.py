@@ -62,13 +62,13 @@ class BookieVolume:
         return stored is not None and entry < len(stored.entries)
 
     def rot(self, ledger: int, entry: int, byte: int = -1, *, lasting: bool = False) -> None:
-        """Bookies check what they read, and other bookies have it."""
+        """No effect: bookies check what they read, and other bookies have the entry."""
 
     def rot_checkpoint(self, age: int) -> None:
         """Bookies have no checkpoints."""
 
     def power_cut(self, random: Random | None) -> str:
-        """It happens to each bookie by itself."""
+        """Each bookie loses power by itself."""
         del random
         return ""
 

@@ -196,7 +196,7 @@ class SimBroker:
         await self._load()
 
     async def _rank(self, catalog: Catalog) -> int:
-        """The epoch of this run, once the metadata are known. :raises MetadataError: the store is unavailable."""
+        """The epoch of this run, once the metadata is known. :raises MetadataError: the store is unavailable."""
         volume = self.home.volume
         await catalog.never_below(max(volume.disk.ledgers, default=-1))
         await catalog.refresh()
@@ -322,7 +322,7 @@ class SimRegion:
                 self.world.number(self.name, ledger_id)
 
     def known_ledgers(self, topic: str) -> set[int]:
-        """Ledgers that hold a topic's entries: according to the metadata, plus any recorded after these metadata."""
+        """Ledgers that hold a topic's entries: according to the metadata, plus any recorded after it was copied."""
         name = topic_name.parse(full_name(topic))
         found = self.metadata.records.get(keys.topic(name))
         record = None if found is None else TopicRecord.decode("", found.value)
@@ -348,7 +348,7 @@ class SimRegion:
             self.world.model.taken_back(self, path.rpartition("/")[2])
 
     def named_ledgers(self, topic: str, *, every_kind: bool = False) -> set[int]:
-        """Ledgers that hold a topic's entries, by the metadata. ``every_kind``: also its progress and views."""
+        """Ledgers of a topic's entries, according to the metadata. ``every_kind``: also of progress and views."""
         found = self.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
         if found is None:
             return set()

@@ -93,7 +93,7 @@ class Confirming:
             self._violate(f"a {what} was not complete", f"in {home.name} without {missing}, though nothing was wrong")
 
     def _counts_in(self, region: str, other: str, topic_name: str) -> bool:
-        """Does the region count the other among the topic's regions, as far as it was told?"""
+        """Whether the region, as far as it was told, counts the other among the topic's regions."""
         broker = self._world.regions[region].broker_of(topic_name)
         return broker is None or other in broker.service.parts.regions_of(topic_name)
 

@@ -224,7 +224,7 @@ class ConsumerServer:
             self.connection.send(1, lambda: self._client.sent_away(self))
 
     def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
-        """The client does nothing."""
+        """The client ignores it."""
 
     def reached_end(self, consumer: Consumer) -> None:
         """Nothing may be delivered after this: ``Model.delivering`` checks."""

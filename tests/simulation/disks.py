@@ -94,7 +94,7 @@ class Volume:
         self.rotten.clear()
 
     def power_cut(self, random: Random | None) -> str:
-        """The store has already done it."""
+        """The store has already lost what it loses."""
         del random
         return ""
 

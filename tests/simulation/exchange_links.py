@@ -39,7 +39,7 @@ class PeerAsking:
 
     @property
     def connection(self) -> Connected:
-        """In the form that the owners' feed takes."""
+        """This connection, as the owners' feed expects it."""
         return cast("Connected", self)
 
     def heard(self, message: PeerMessage) -> None:
@@ -71,11 +71,11 @@ class ExchangeLinks:
         self._ticking = False
         self._timer: Timer | None = None
         self._links: dict[str, Connection] = {}
-        """By peer, like the following."""
+        """By peer, like the next two."""
         self._dialling: set[str] = set()
         self._wanted = set(self._others())
         self.feed: SimFeed | None = None
-        """For one of several brokers of a region."""
+        """None for a region's only broker."""
         for region in self._others():
             core.add_peer(region)
         core.divided.open_link = self._open

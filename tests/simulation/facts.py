@@ -232,7 +232,7 @@ def deletion_of(record: changes.Change) -> Stamp:
 
 
 def _progress_ledgers(home: Region, topic: str, record: TopicRecord) -> list[int]:
-    """As the next owner finds them: the recorded ones, and those that older metadata lack (R5)."""
+    """As the next owner finds them: the recorded ones, and those that older metadata lacks (R5)."""
     stored, whose = home.volume.disk.ledgers, Belonging(full_name(topic), record.incarnation)
     named = {ledger for ledger in record.progress_ledgers if ledger in stored}
     after = max(record.progress_ledgers) if named else -1

@@ -84,7 +84,7 @@ class Model(Crashes):
         self._ledgers[region].add(ledger)
 
     def ledger_deleted(self, home: Region, ledger: int) -> None:
-        """A ledger is deleted with its topic, or because it is not needed: then the metadata drop it first."""
+        """A ledger is deleted with its topic, or because it is not needed: then the metadata drops it first."""
         topic = self._world.topic_of_ledger.get((home.name, ledger))
         if topic is None:
             return

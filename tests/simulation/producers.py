@@ -188,7 +188,7 @@ class ProducerServer:
         self._connection.send(1, lambda: self._client.receipt(self, sequence, position))
 
     def dropped(self, sends: list[Send]) -> None:
-        """It is sent again."""
+        """The client sends it again."""
 
     def repeated(self, producer: Producer, send: Send) -> None:
         """Deduplication is off here."""

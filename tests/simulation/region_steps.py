@@ -64,7 +64,7 @@ class RegionSteps(Teller):
         self.world.outside[topic] |= set(self.world.names).difference(regions)
         broker = self._broker(region)
         if broker is not None:
-            broker.spawn(live_in(broker, topic, regions), "say where a topic lives")
+            broker.spawn(live_in(broker, topic, regions), "set the regions of a topic")
 
     def do_live(self, topic: str, *regions: str) -> None:
         self.world.trouble()
@@ -74,7 +74,7 @@ class RegionSteps(Teller):
         for name in self.world.names:
             broker = self.world.broker(name)
             if broker is not None:
-                broker.spawn(live_in(broker, topic, regions), "say where a topic lives")
+                broker.spawn(live_in(broker, topic, regions), "set the regions of a topic")
 
     def do_delete(self, region: str, topic: str) -> None:
         broker = self._broker(region)
@@ -89,7 +89,7 @@ class RegionSteps(Teller):
 
         def tell(stamp: Stamp) -> None:
             self.world.model.deletions.done(topic, stamp)
-            self.world.homes.pop(topic, None)  # what the topic itself said goes with it
+            self.world.homes.pop(topic, None)  # the deletion also ends its own list of regions
             for other in sorted(others):
                 target = self.world.broker(other)
                 if target is None or not self.world.network.can_dial(broker.region, other):

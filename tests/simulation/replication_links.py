@@ -108,7 +108,7 @@ class ReplicationLinks:
             connection.close(0)
 
     async def schema(self, region: str, topic: str, version: bytes) -> pb.Schema | None:
-        """Messages have none here."""
+        """Messages have no schema here."""
         return None
 
     async def make_partitioned(
@@ -225,7 +225,7 @@ class ReplicationRun:
         if target is None or not target.alive or not world.network.can_dial(self._broker.region, self.remote):
             raise Refused(f"{self.remote} cannot be reached")
         if source.partitions is not None:
-            with contextlib.suppress(OtherDeletion):  # the answer to PRODUCER says which one
+            with contextlib.suppress(OtherDeletion):  # the answer to PRODUCER tells which
                 await self._admin.ensure_partitions(
                     *(self.remote, partitioned_topic(source.name), source.partitions),
                     *(source.base_incarnation, source.created),

@@ -19,10 +19,10 @@ class Outcome:
 
     violation: Violation | None
     seconds: float
-    """Simulated."""
+    """Simulated time."""
     regions: int
     messages: int
-    """Delivered."""
+    """Delivered messages."""
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class SharingBroker(SimBroker):
     session = ""
     """The session of its present or latest lease."""
     is_leaving = False
-    """It drains, and will exit."""
+    """Whether it drains, and will exit."""
     resumed_us = -1
     """When it was last resumed."""
 

@@ -36,7 +36,7 @@ _U32 = Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where bookies stand."""
+    """What the bookies of a region share."""
 
     region: str
     loop: Loop

@@ -110,7 +110,7 @@ class Broker(Process, Protocol):
         """The open topic, for inspection."""
 
     async def open_topic(self, name: str, /) -> Topic:
-        """For a client."""
+        """Open a topic for a client."""
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str, /) -> None:
         """Start a task that ends with this run."""
@@ -144,7 +144,7 @@ class Region(Protocol):
 
     @property
     def broker(self) -> Broker | None:
-        """The latest one, ready or not."""
+        """The latest broker, ready or not."""
 
     @property
     def earlier(self) -> Sequence[Broker]:
@@ -157,7 +157,7 @@ class Region(Protocol):
 
     @property
     def is_steady(self) -> bool:
-        """Whether topics have had the same owners for a while, and these run."""
+        """Whether topics have had the same owners for a while, all of them running."""
 
     def serves(self, broker: Broker, topic: str, /) -> bool:
         """Whether this broker, and no other one, answers for the topic."""
@@ -184,7 +184,7 @@ class Region(Protocol):
         """The broker that serves a topic; None while none does."""
 
     def known_ledgers(self, topic: str, /) -> set[int]:
-        """Ledgers with a topic's entries, named by these metadata or created after them."""
+        """Ledgers with a topic's entries, named by this metadata or created after it."""
 
     def named_ledgers(self, topic: str, /) -> set[int]:
         """Ledgers with a topic's entries, according to the metadata."""
@@ -215,14 +215,14 @@ class Stage(Protocol):
 
     @property
     def draw(self) -> Callable[[int], int]:
-        """Random numbers of brokers."""
+        """Source of the brokers' random numbers."""
 
     @property
     def ledger_entries(self) -> int: ...
 
     @property
     def names(self) -> list[str]:
-        """Of all regions."""
+        """The names of all regions."""
 
     @property
     def regions(self) -> Mapping[str, Region]: ...
@@ -286,14 +286,14 @@ class Stored(Protocol):
     """What regions store."""
 
     def of(self, home: Region, topic: str, /) -> list[tuple[Position, Origin, int]]:
-        """Of a topic, without markers: position, origin, messages."""
+        """A topic's entries, without markers: position, origin, messages."""
 
     def ledger(self, home: Region, ledger: int, /) -> Sequence[tuple[Origin | None, bytes, int]]:
-        """Of a ledger: origin (None: a marker), payload, messages."""
+        """A ledger's entries: origin (None: a marker), payload, messages."""
 
 
 class Watcher(Protocol):
-    """Hears what clients, disks and other regions are told, and checks it."""
+    """Is called with what clients, disks and other regions are told, and checks it."""
 
     @property
     def commands_us(self) -> dict[tuple[str, str], int]:

@@ -206,10 +206,10 @@ class World:
         home.restore(what)
         after = {topic: self._origins(home, topic) for topic in topics}
         lost = {topic: before[topic] - after[topic] for topic in topics}
-        # All that is known is on the volume. An older volume alone may lack what the metadata name.
+        # All that is known is on the volume. An older volume alone may lack what the metadata names.
         known_us = {"": home.saved[2], "volume": -1, "metadata": self.loop.now_us}[what]
         self.model.restored(home, known_us, lost)
-        if what != "volume":  # metadata older than the volume may be those of another life of the region
+        if what != "volume":  # metadata older than the volume may be from before the region was rebuilt
             self.model.ends.forgotten(region, -1 if what else home.saved[2])
         home.start()
 
@@ -247,7 +247,7 @@ class World:
                 continue
             told.add(broker)
             for topic in sorted(self.told):
-                broker.spawn(live_in(broker, topic, sorted(self.homes_of(topic))), "say where a topic lives")
+                broker.spawn(live_in(broker, topic, sorted(self.homes_of(topic))), "set the regions of a topic")
             limited = sorted(topic for name, topic in self.quotas if name == region.name)
             broker.spawn(broker.quotas.lift(limited), "lift backlog quotas")
 
