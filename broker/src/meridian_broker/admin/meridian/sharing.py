@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 
 async def status(request: web.Request) -> web.Response:
-    """Whether and how metadata are synchronized, and the state with each other region."""
+    """Whether and how metadata is synchronized, and the state with each other region."""
     admin = state(request)
     sharing, choice = admin.sharing, admin.sharing.choice
     shown: Json = {
