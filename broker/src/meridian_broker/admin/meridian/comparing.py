@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests to ``/meridian/v1/metadata`` of brokers, mostly of other regions: where their metadata differ from
+"""The requests to ``/meridian/v1/metadata`` of brokers, mostly of other regions: where their metadata differs from
 ours."""
 
 from __future__ import annotations

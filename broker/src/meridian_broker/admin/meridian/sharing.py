@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/meridian/v1/metadata``: how this region's metadata differ from those of the others, and what people decide."""
+"""``/meridian/v1/metadata``: how this region's metadata differs from that of the others, and what people decide."""
 
 from __future__ import annotations
 
