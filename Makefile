@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Targets for a checkout. Each sets up what it needs by itself: start with `make demo` or `make test`.
+# Targets for a checkout. Each sets up what it needs: start with `make demo` or `make test`.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,7 +20,7 @@ ORDER ?= 0
 
 # Compiled ahead: with PYTHONDONTWRITEBYTECODE set, every broker that a test or the demo starts would compile itself.
 .PHONY: setup
-setup: ## make .venv with the pinned dependencies; by apt, where missing: python3-venv and Java 17
+setup: ## create .venv with the pinned dependencies; installs python3-venv and Java 17 by apt if missing
 	@scripts/setup
 	@$(BIN)/python -m compileall -q broker/src operator/src verifier/src tests
 
@@ -40,7 +40,7 @@ test: setup ## unit, simulation, integration and scenario tests, JOBS=5 files at
 WAITING := -n 2 --dist loadfile --no-loadscope-reorder -rs --durations=10 --durations-min=5
 
 .PHONY: interop
-interop: setup ## the official Go and Java clients, an Apache Pulsar as a region; INTEROP_PULSAR_URL: a Pulsar to compare
+interop: setup ## the official Go and Java clients, an Apache Pulsar as a region; INTEROP_PULSAR_URL: a Pulsar to compare with
 	@if command -v java && command -v mvn; then scripts/pulsar $(MERIDIAN_PULSAR); fi >/dev/null
 	@$(BIN)/python -m pytest $(WAITING) tests/interop $(if $(INTEROP_PULSAR_URL),tests/integration/test_protocol_answers.py)
 
@@ -74,16 +74,16 @@ simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0 in ORDER=0, proper
 	@if [ -n "$(BUGS)" ]; then SIMULATE_BUGS=1 $(BIN)/python -m pytest -s tests/simulation/test_planted_bugs.py; fi
 
 .PHONY: fuzz
-fuzz: setup ## hostile bytes, clients and HTTP requests, for SECONDS=60 to each of five targets, AT_ONCE=2 of them
+fuzz: setup ## hostile bytes, clients and HTTP requests for SECONDS=60 at each of five targets, AT_ONCE=2 at a time
 	@FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -n $(AT_ONCE) --dist load tests/fuzz
 
 .PHONY: bench
-bench: setup ## measure; every bench/*/run with its targets
+bench: setup ## run every bench/*/run and compare the figures with their targets
 	@for run in bench/*/run; do echo "== $$run"; "$$run"; done
 
 # `bookkeeper`, for regions on BookKeeper, needs Maven to fetch 123 MB of jars once.
 .PHONY: images
-images: ## container images, tagged VERSION=0.1.0, with whatever e2e/cluster builds with; IMAGES=bookkeeper
+images: ## container images, tagged VERSION=0.1.0, built with what e2e/cluster finds; IMAGES=bookkeeper
 	@for image in $(IMAGES); do \
 	    e2e/cluster build "meridian-$$image:$(VERSION)" "images/$$image/Dockerfile"; \
 	done
@@ -110,11 +110,11 @@ docs: setup ## regenerate the generated files
 	@scripts/generated write
 
 .PHONY: test-fresh
-test-fresh: ## the two commands of the README in a new Debian system (root, debootstrap; not part of test)
+test-fresh: ## the two commands of the README in a new Debian system (needs root and debootstrap; not part of test)
 	@tests/fresh/run
 
 .PHONY: clean
-clean: ## remove caches and what demo and tests left; keeps .venv
+clean: ## remove caches and what the demo and tests left; keeps .venv
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache data demo-data reports
 	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 

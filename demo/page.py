@@ -51,7 +51,7 @@ def page(result: dict[str, Any], switches: Sequence[Switch], story: Sequence[tup
     """One HTML file that stands alone, in the verifier's style. Spark's report lies beside it."""
     kind, symbol = ("aligned", "\u2713") if result["aligned"] else ("misaligned", "\u2717")
     style = files("meridian_verifier.report").joinpath("style.css").read_text(encoding="utf-8")
-    verdict = "every region stands at the same place" if result["aligned"] else "regions do not agree"
+    verdict = "every region has the same progress" if result["aligned"] else "regions do not agree"
     turns = "".join(f"<tr><td>{when:.1f} s</td><td>{escape(text)}</td></tr>" for when, text in story)
     summary = (
         f"{result['lost']} of {result['published']:,} flights lost; {result['redelivered_acked']} acknowledged ones "

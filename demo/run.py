@@ -4,7 +4,7 @@
 
 `make demo` runs this. It publishes 336,776 flights in three regions at full speed, consumes them in one of them, kills
 that region without warning, continues in the second, brings the first one back, switches to the third as planned, and
-lets Spark verify from outside that every region stands at the same place.
+lets Spark verify from outside that every region has the same progress.
 """
 
 from __future__ import annotations

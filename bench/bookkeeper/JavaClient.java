@@ -3,7 +3,7 @@
 // bytes in flight. Prints a line per size: the word "measured", bytes, microseconds of this process's processor time
 // per entry, the same of wall time, and for entries added one at a time the median and the 99th percentile in
 // milliseconds.
-// Arguments: the metadata service's URI, rounds, and then size and number of entries, in turns.
+// Arguments: the metadata service's URI, rounds, and then pairs of size and number of entries.
 import com.sun.management.OperatingSystemMXBean;
 import java.lang.management.ManagementFactory;
 import java.util.Arrays;

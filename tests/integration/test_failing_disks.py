@@ -28,7 +28,7 @@ from support.contracts.ledger_disks import READS, WRITES, Fault, FaultyDisk, bro
 from support.protocol.raw_connection import RawConnection, T
 
 ONE, OTHER = "persistent://public/default/a", "persistent://public/default/b"
-QUOTAS, SPACE, OPENING = "enforce backlog quotas", "give space back", "open the topics on record"
+QUOTAS, SPACE, OPENING = "enforce backlog quotas", "reclaim disk space", "open the topics on record"
 BACKOFF_SECONDS = 0.02
 """Of a client that was sent away."""
 SMALL = {"managedLedgerMaxEntriesPerLedger": 5, "retentionCheckIntervalInSeconds": 1}

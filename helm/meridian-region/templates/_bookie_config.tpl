@@ -8,7 +8,7 @@ bookiePort: "3181"
 journalDirectories: /data/journal
 ledgerDirectories: /data/ledgers
 indexDirectories: /data/ledgers
-# Not inside a bookie, which would end with it whenever etcd was away for longer than the lease.
+# Not inside a bookie, which would exit with it whenever etcd was away for longer than the lease.
 autoRecoveryDaemonEnabled: "false"
 # One port for all, encrypted when the client asks for it.
 tlsProviderFactoryClass: org.apache.bookkeeper.tls.TLSContextFactory

@@ -12,11 +12,11 @@ import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.PulsarClient;
 
-/** Runs and reports checks, and has what they do with producers and consumers of numbered messages. Inherited, because
+/** Runs and reports checks, and helps them with producers and consumers of numbered messages. Inherited, because
  * nothing can be imported from a class without a package. */
 abstract class Checks {
     static final int PATIENCE_SECONDS = 20;
-    /** How long nothing must come before a check concludes that nothing will: longer than the longest barrier. */
+    /** How long no message must come before a check concludes that none will: longer than the longest barrier. */
     static final int QUIET_MS = 300;
 
     interface Check {
@@ -54,7 +54,7 @@ abstract class Checks {
         throw new AssertionError("it was not refused by " + wanted.getSimpleName());
     }
 
-    /** Waits until the value is this, where no event tells a client. */
+    /** Waits until the value is this, where no event notifies a client. */
     static <T> void becomes(T wanted, String what, Callable<T> value) throws Exception {
         long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(PATIENCE_SECONDS);
         T got = value.call();

@@ -93,7 +93,7 @@ public final class Interop extends Checks {
         }
     }
 
-    /** By itself, the client would ask only after ten minutes. */
+    /** On its own, the client would ask only after ten minutes. */
     private void watcher() throws Exception {
         try (Producer<byte[]> first = client.newProducer().topic(TOPICS + "watched-1").create();
                 Consumer<byte[]> consumer = client.newConsumer()

@@ -20,7 +20,7 @@ import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 
 /**
- * Consumers of one replicated subscription begin in one region and go on in another. Each kind of subscription has a
+ * Consumers of one replicated subscription begin in one region and continue in another. Each kind of subscription has a
  * {@link Story} in two parts, which does not depend on what happens between them, a planned move or the death of the
  * region: what was acknowledged with a receipt does not come again, everything else does.
  */

@@ -11,7 +11,7 @@ import org.apache.pulsar.client.api.PulsarClient;
  * Replicated subscriptions with the official Java client and its admin client, over three regions:
  * {@code Regions CONTROL_URL}, then {@code NAME SERVICE_URL ADMIN_URL} for each region. At the control URL, a POST to
  * {@code /kill/NAME} and {@code /back/NAME} kills a region with SIGKILL and restarts it; to {@code /pause/NAME} and
- * {@code /resume/NAME} stops its process and continues it.
+ * {@code /resume/NAME} suspends its process and resumes it.
  */
 public final class Regions extends Checks {
     private final String control;

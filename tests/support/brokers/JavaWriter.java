@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes ledgers with BookKeeper's own client, for tests of ours: one that is closed, one that is striped and closed, and
+// Writes ledgers with BookKeeper's own client, for our tests: one that is closed, one that is striped and closed, and
 // one whose writer ends without a word. Prints their ids. Arguments: the metadata service's URI, and a number of entries.
 import java.nio.charset.StandardCharsets;
 import java.util.Map;

@@ -95,7 +95,7 @@ def verify(
     verdict_valid: int,
     as_json: bool,
 ) -> None:
-    """Prove with Spark, from what the regions export, that every subscription stands at the same place in every region.
+    """Prove with Spark, from what the regions export, that every subscription has the same progress in every region.
 
     Exit code 0: aligned. 1: misaligned. 2: unknown.
     """

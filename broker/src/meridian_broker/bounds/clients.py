@@ -46,7 +46,7 @@ LATEST_TIME_MS: Final[Milliseconds] = 253_402_300_799_999
 languages."""
 
 REPLICATE_TO_BYTES: Final[Bytes] = 32 << 10
-"""Names of the regions that a message is limited to, all together. They stand in the header of the stored entry, which
+"""Names of the regions that a message is limited to, all together. They are in the header of the stored entry, which
 has room for 64 KiB."""
 
 CHUNKS: Final[Chunks] = 100_000
@@ -66,7 +66,7 @@ ACK_WORDS: Final[Words] = 1 << 16
 # -- names and properties
 
 NAME_BYTES: Final[Bytes] = 1 << 10
-"""Name of a subscription, producer or consumer, or the id that the chunks of a message share. Names stand in records of
+"""Name of a subscription, producer or consumer, or the id that the chunks of a message share. Names are in records of
 every region and in labels of metrics."""
 
 TOPIC_NAME_CHARACTERS: Final[Characters] = 2048

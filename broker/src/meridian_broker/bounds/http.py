@@ -42,8 +42,8 @@ STRANGERS: Final[Clients] = 1000
 more ends the oldest: a client sends CONNECT at once."""
 
 HANDSHAKES: Final[Clients] = 1000
-"""TLS handshakes under way at all ports, or a sixteenth of the connections that the limit of open files allows; half of
-them from one address. One more ends the oldest: each takes milliseconds."""
+"""TLS handshakes in progress at all ports, or a sixteenth of the connections that the limit of open files allows; half
+of them from one address. One more ends the oldest: each takes milliseconds."""
 
 HANDSHAKE_SECONDS: Final[Seconds] = 10.0
 """From the connection to the end of the TLS handshake, which takes two round trips."""

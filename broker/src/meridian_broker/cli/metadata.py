@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian metadata VERB``: metadata that are kept the same in all regions, over the admin REST API."""
+"""``meridian metadata VERB``: metadata that is kept the same in all regions, over the admin REST API."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def metadata_restamp(console: Console, path: str) -> None:
 @yes_option
 @with_console
 def metadata_adopt(console: Console, region: str, keep: bool, dry_run: bool, yes: bool) -> None:
-    """Decide what differed from REGION when metadata were first synchronized.
+    """Decide what differed from REGION when metadata was first synchronized.
 
     Where both regions have a value and the two differ, REGION's (or, with --keep, this region's) counts in every
     region. What only one of them has is added to the other and needs no decision.

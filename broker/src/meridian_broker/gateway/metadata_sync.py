@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A broker's part in keeping metadata equal between regions (PIP-136).
 
-``metadata.sync.choice`` says whether metadata are synchronized and which, by settings that can change while brokers
+``metadata.sync.choice`` says whether metadata is synchronized and which, by settings that can change while brokers
 run. While a topic is chosen, a ``Session`` of it runs."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MetadataSync:
         self._open: Callable[[str], EventTopic]
         self._shared: Shared
         self.session: Session | None = None
-        """None: metadata are not synchronized, or a new session is about to begin."""
+        """None: metadata is not synchronized, or a new session is about to begin."""
         self._chosen = ("", frozenset[str]())
         """Topic and scopes of the running session."""
         self._followed = asyncio.Event()
@@ -75,7 +75,7 @@ class MetadataSync:
         )
 
     def carries_events(self, topic: str) -> bool:
-        """Whether metadata are synchronized by this topic."""
+        """Whether metadata is synchronized by this topic."""
         return topic == self.choice.topic
 
     def reserved(self, topic: str) -> str | None:
@@ -84,7 +84,7 @@ class MetadataSync:
         if not chosen or topic not in (chosen, chosen + DEAD_LETTERS):
             return None
         return (
-            f"{topic} is reserved for brokers while metadata are synchronized by {chosen} (metadataSyncEventTopic): "
+            f"{topic} is reserved for brokers while metadata is synchronized by {chosen} (metadataSyncEventTopic): "
             "use another topic"
         )
 
@@ -119,7 +119,7 @@ class MetadataSync:
     def _begin(self, topic: str) -> asyncio.Task[None] | None:
         if not topic:
             return None
-        log.info("metadata are synchronized by %s", topic)
+        log.info("metadata is synchronized by %s", topic)
         self.session = Session(self._shared, self._open(topic))
         return asyncio.create_task(self.session.run(), name="synchronize metadata")
 

@@ -3,7 +3,7 @@
 
 The metadata list a topic's ledgers. Metadata restored from an older copy do not name ledgers that were created since,
 and entries do not name their topic. So each ledger is created with a *label*, by which opening the topic finds ledgers
-that the metadata lack (``topics/lifecycle/orphans.py``). The label holds everything that the metadata record about a
+that the metadata lacks (``topics/lifecycle/orphans.py``). The label holds everything that the metadata records about a
 ledger at its creation; later facts (number of entries, time of sealing) the ledger knows itself.
 
 Layout, big-endian: ``u8 version | u8 kind | u16 length | topic | u16 length | incarnation``, then for messages, and

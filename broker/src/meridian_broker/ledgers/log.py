@@ -82,7 +82,7 @@ class TopicLog(AppendableLog):
     async def _hear_again(self, chapter: Chapter, *, is_new: bool) -> None:
         """Record the origins of one ledger's entries.
 
-        :param is_new: the metadata do not know the ledger: what was recorded while it was written is lost.
+        :param is_new: the metadata does not know the ledger: what was recorded while it was written is lost.
         """
         index = await self.load_index(chapter.ledger_id)
         self._own_appended = max(chapter.own_before, index.last_own() or EARLIEST)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The remaining part of a topic's log after a volume or metadata were restored from an older copy (R5).
+"""The remaining part of a topic's log after a volume or metadata was restored from an older copy (R5).
 
 A volume that is older than the metadata lacks the last of the recorded ledgers. Metadata that are older than the
 volume do not name the last ledgers on it, and name some that were trimmed since.
@@ -26,7 +26,7 @@ class Standing(NamedTuple):
     is_other: bool
     """It differs from the metadata."""
     is_older: bool = False
-    """The volume lacks some ledgers that the metadata name, so entries recorded as recovered may be missing again."""
+    """The volume lacks some ledgers that the metadata names, so entries recorded as recovered may be missing again."""
 
 
 class _Recovered:
@@ -55,7 +55,7 @@ async def standing(
 ) -> Standing:
     """Fence and seal the remaining recorded ledgers, and those that were found.
 
-    :param found: ledgers of the topic on the volume that the metadata do not name, all created after those they name.
+    :param found: ledgers of the topic on the volume that the metadata does not name, all created after those it names.
         One that is gone by now had no entries: an opening deleted it, and failed later.
     :param last_own: like ``last_origins``, as recorded.
     :raises LedgerError: a ledger cannot be recovered; nothing was changed.
@@ -110,7 +110,7 @@ async def _still_there(recovered: _Recovered, found: Sequence[Span]) -> dict[int
 async def _not_given_back(recovered: _Recovered, named: Sequence[Span], is_older: bool) -> Sequence[Span]:
     """The recorded ledgers without those at the head that were trimmed since.
 
-    :param is_older: the metadata are certainly older. Otherwise a missing ledger may be one whose creation failed.
+    :param is_older: the metadata is certainly older. Otherwise a missing ledger may be one whose creation failed.
     """
     for number, span in enumerate(named):
         try:

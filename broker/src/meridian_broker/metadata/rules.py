@@ -74,7 +74,7 @@ class Rules:
     offload_threshold_seconds: int = -1
     """A ledger that was sealed this long ago is offloaded; -1: never because of age."""
     offload_deletion_lag_ms: int = 4 * 3600 * 1000
-    """How long an offloaded ledger also stays where it was stored; -1: as long as it is needed."""
+    """How long the original of an offloaded ledger stays; -1: as long as it is needed."""
     subscription_expiration_minutes: int = 0
     subscription_types: frozenset[str] = frozenset(SUBSCRIPTION_TYPES)
     auto_topic_creation: AutoTopicCreation = field(default=AutoTopicCreation())

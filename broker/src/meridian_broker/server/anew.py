@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Restarts a broker whose in-memory state is no longer valid, as after a crash.
 
-When the metadata were restored from an older copy while the broker ran, its memory and the metadata no longer match,
+When the metadata was restored from an older copy while the broker ran, its memory and the metadata no longer match,
 and each write could destroy what only the volume still knows. A broker that starts with older metadata adopts the
 ledgers on its volume (``topics/lifecycle/orphans.py``). So the process re-executes itself at once. It does not drain,
 because draining writes; everything it promised is on the disk, as with any crash. Replacing the program closes sockets

@@ -362,7 +362,7 @@ class BrokerProcess:
             await self.catalog.introductions.meet()
 
     def speak_with_regions(self) -> None:
-        """Keep links to exactly the Meridian regions that the metadata name."""
+        """Keep links to exactly the Meridian regions that the metadata names."""
         foreign = self.catalog.pulsar_regions()
         others = [name for name in self.catalog.known_clusters() if name != self.region and name not in foreign]
         self.exchange.set_regions(others)

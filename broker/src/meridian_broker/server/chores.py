@@ -56,7 +56,7 @@ class Chores:
     meet_regions: Callable[[], Awaitable[None]]
     """Add the regions that other regions have introduced."""
     speak_with_regions: Callable[[], None]
-    """Keep links to exactly the regions that the metadata name."""
+    """Keep links to exactly the regions that the metadata names."""
     balance: Callable[[], Awaitable[None]] | None
     """Acquire bundles without an owner, and hand over others for balance; None: this broker is its region's only
     one."""
@@ -94,7 +94,7 @@ class Chores:
                 lambda keys: self.gateway.expiries.keep_only(keys, self.scheduler.now_ms() // 1000)
             )
 
-        async def give_space_back() -> None:
+        async def reclaim_disk_space() -> None:
             await self.held.retry_deletions()
             await rounds.trim_all(service)
 
@@ -104,7 +104,7 @@ class Chores:
             at_once=True,
         )
         self._begin(
-            *("follow the policies", follow_policies, LOOK_SECONDS),
+            *("apply changed policies", follow_policies, LOOK_SECONDS),
             "changed policies and regions have no effect on open topics",
         )
         self._begin_between_regions()
@@ -116,7 +116,7 @@ class Chores:
         if self.offload is not None:
             self._begin_offload(self.offload)
         self._begin(
-            *("give space back", give_space_back, storage.retention_check_interval_in_seconds),
+            *("reclaim disk space", reclaim_disk_space, storage.retention_check_interval_in_seconds),
             "unneeded ledgers stay on disk",
         )
         self._begin(
@@ -145,24 +145,24 @@ class Chores:
             "compacted views fall behind",
         )
         self._begin(
-            *("look after client connections", lambda: self.gateway.keep_alive(peers=False)),
+            *("ping client connections", lambda: self.gateway.keep_alive(peers=False)),
             self.gateway.keep_alive_seconds,
             "dead client connections stay open",
         )
         self._begin(
-            *("end connections whose tokens have expired", end_expired, LOOK_SECONDS),
+            *("close connections whose tokens have expired", end_expired, LOOK_SECONDS),
             "clients stay connected with expired tokens",
         )
         self._begin(
-            *("follow the keys of tokens", follow_token_keys, KEYS_SECONDS),
+            *("reload token keys", follow_token_keys, KEYS_SECONDS),
             "tokens are still checked with the previous keys",
         )
         self._begin(
-            *("follow the peer secret", self.keys.follow_peers, KEYS_SECONDS),
+            *("reload the peer secret", self.keys.follow_peers, KEYS_SECONDS),
             "regions still use the previous secret",
         )
         self._begin(
-            *("look after connections of other regions", lambda: self.gateway.keep_alive(peers=True)),
+            *("ping connections from other regions", lambda: self.gateway.keep_alive(peers=True)),
             PEER_KEEP_ALIVE_SECONDS,
             "dead links stay open",
         )
@@ -195,11 +195,11 @@ class Chores:
             "ledgers due for offloading stay where they are; nothing is lost",
         )
         self._begin(
-            *("delete offloaded copies that nobody needs", offload.offloading.clear, OFFLOAD_SECONDS),
+            *("delete unneeded offloaded copies", offload.offloading.clear, OFFLOAD_SECONDS),
             "copies of trimmed ledgers stay in the object store",
         )
         self._begin(
-            *("look for offloaded ledgers that nobody names", look_for_unneeded, GARBAGE_SECONDS),
+            *("find unreferenced offloaded ledgers", look_for_unneeded, GARBAGE_SECONDS),
             "copies that a dead broker left behind stay in the object store",
             at_once=True,
         )
@@ -211,7 +211,7 @@ class Chores:
     def _begin_with_metadata(self) -> None:
         if self.balance is not None:
             self._begin(
-                *("take bundles that nobody owns", self.balance, LOOK_SECONDS),
+                *("balance bundles", self.balance, LOOK_SECONDS),
                 "topics of a dead broker are not served until a client looks them up",
                 at_once=True,
             )
@@ -225,16 +225,16 @@ class Chores:
             "after a restart, a region that is behind may be shown as caught up",
         )
         self._begin(
-            *("see whether a full metadata store has room again", self.look_for_room, ROOM_SECONDS),
+            *("check whether the metadata store is still full", self.look_for_room, ROOM_SECONDS),
             "a metadata store that has room again is still shown as full",
         )
         if not self.ledgers.is_apart:
             self._begin(
-                *("delete ledgers that nobody names", self._delete_unnamed, GARBAGE_SECONDS),
+                *("delete unreferenced ledgers", self._delete_unnamed, GARBAGE_SECONDS),
                 "ledgers that a dead broker left behind stay on bookies",
             )
             self._begin(
-                *("put idle acknowledgements into records", lambda: rounds.rest_all(self.service), REST_SECONDS),
+                *("move idle acknowledgements to topic records", lambda: rounds.rest_all(self.service), REST_SECONDS),
                 "idle topics keep a second ledger",
             )
 

@@ -31,7 +31,7 @@ class Unprepared(MetadataError):
 def run_secure_etcd(settings: Settings, root_password_file: Path, say: Callable[[str], None]) -> int:
     """Returns 0.
 
-    :raises SettingsError: the metadata are not in etcd.
+    :raises SettingsError: the metadata is not in etcd.
     :raises StartFailed: etcd cannot be reached or rejects the login.
     """
     urls = _urls(settings)

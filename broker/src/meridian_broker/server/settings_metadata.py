@@ -21,14 +21,14 @@ from meridian_broker.server.setting_fields import DYNAMIC, SettingsError, whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSettings:
-    """How the broker identifies itself to its metadata store, if that is etcd; and which metadata are kept equal in all
+    """How the broker identifies itself to its metadata store, if that is etcd; and which metadata is kept equal in all
     regions (docs/metadata.md)."""
 
     metadata_sync_event_topic: str = field(default="", metadata=DYNAMIC)
     """The topic by which regions tell each other of changed metadata, for example
     `persistent://public/default/metadata-events`: a persistent topic without partitions, in a namespace that is
     replicated to every region that takes part. It belongs to the brokers: clients are refused. Needs `peerTokenFile`.
-    Empty: metadata are not synchronized."""
+    Empty: metadata is not synchronized."""
 
     configuration_metadata_sync_event_topic: str = field(default="", metadata=DYNAMIC)
     """The same, as Pulsar names it for its configuration store. A region of Meridian has one metadata store: set one of

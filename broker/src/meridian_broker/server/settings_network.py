@@ -41,8 +41,8 @@ class NetworkSettings:
 
     probe_service_port: int = whole(0, 0, 65535)
     """HTTP port for `/ready` and `/live` only, for the probes of Kubernetes or a load balancer: connections to the
-    other ports do not use up its places. 0: no such port; `webServicePort` answers `/admin/v2/brokers/ready` in any
-    case."""
+    other ports do not count against its limit. 0: no such port; `webServicePort` answers `/admin/v2/brokers/ready` in
+    any case."""
 
     web_service_allowed_hosts: str = ""
     """Further host names, separated by commas, under which clients reach this broker's HTTP ports, for example that of
@@ -61,7 +61,7 @@ class NetworkSettings:
     the connection."""
 
     max_concurrent_lookup_request: int = whole(50_000, 1, 1_000_000, dynamic=True)
-    """Lookups and partition queries of all connections under way at once. Further ones are answered with
+    """Lookups and partition queries in progress at once, of all connections. Further ones are answered with
     TooManyRequests, which clients retry."""
 
     max_pending_publish_requests_per_connection: int = whole(1000, 1, 1_000_000)

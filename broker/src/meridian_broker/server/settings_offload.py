@@ -59,8 +59,8 @@ class OffloadSettings:
     comes first."""
 
     managed_ledger_offload_deletion_lag_ms: int = whole(4 * 3600 * 1000, -1, 1 << 50)
-    """Milliseconds for which an offloaded ledger also stays where it was stored. -1: as long as it is needed. A
-    namespace's or topic's own policy comes first."""
+    """Milliseconds for which the original of an offloaded ledger stays. -1: as long as it is needed. A namespace's or
+    topic's own policy comes first."""
 
     def check(self) -> None:
         """:raises SettingsError: keys do not go together."""

@@ -19,9 +19,9 @@ class ReplicationSettings:
 
     subscription_sync: Literal["exact", "snapshot"] = field(default="exact", metadata=DYNAMIC)
     """How Meridian regions keep replicated subscriptions in step, unless a policy of the topic or its namespace says
-    otherwise (`subscriptionSync`). `exact`: every acknowledgement travels. `snapshot`: they learn only up to where
-    everything is acknowledged, by snapshots as Pulsar takes them (PIP-33). Regions that run Pulsar always follow by
-    snapshots."""
+    otherwise (`subscriptionSync`). `exact`: every acknowledgement travels. `snapshot`: they learn only the position
+    up to which everything is acknowledged, by snapshots as Pulsar takes them (PIP-33). Regions that run Pulsar always
+    follow by snapshots."""
 
     enable_replicated_subscriptions: bool = field(default=True, metadata=DYNAMIC)
     """Snapshots are taken and answered. Without them, subscriptions in snapshot mode do not move in other regions, and

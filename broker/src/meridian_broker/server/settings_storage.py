@@ -35,8 +35,8 @@ class StorageSettings:
 
     bookie_zones: str = ""
     """With `bookkeeper`: the zone of each bookie, as `BOOKIE=ZONE` separated by commas. A BOOKIE that ends in `*`
-    stands for all whose ids begin so; the longest match counts. Each message is stored in as many zones as there are
-    ([operations.md](operations.md#zones)). Empty: zones are ignored."""
+    stands for all ids that begin with it; the longest match counts. Each message is stored in as many zones as there
+    are ([operations.md](operations.md#zones)). Empty: zones are ignored."""
 
     bookie_ca_file: Path | None = field(default=None, metadata={"key": "bookkeeperTLSTrustCertsFilePath"})
     """With `bookkeeper`: authorities that sign the bookies' certificates, PEM. With it all connections to bookies are

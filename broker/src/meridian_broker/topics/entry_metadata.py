@@ -85,7 +85,7 @@ def unchained_header(
 ) -> EntryHeader:
     """The header of a message of a region of Apache Pulsar, which has the position ``origin`` there.
 
-    :param view: what its metadata say, with values that are within the limits.
+    :param view: what its metadata says, with values that are within the limits.
     """
     has_key = view.partition_key is not None or view.ordering_key is not None
     return EntryHeader(

@@ -20,7 +20,7 @@ from meridian_operator.kube.client import Event
 from meridian_operator.plan.claims import ruler
 
 FINALIZER: Final = f"{GROUP}/finalizer"
-"""Set only on objects that are in control and have deletion policy Delete."""
+"""Set only on objects that manage their topic and have deletion policy Delete."""
 
 
 async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, report: Report) -> Answer:
@@ -32,10 +32,10 @@ async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, repor
         return _released(body, Event("NothingDeleted", f"{not_allowed(wish)}. {what} is left unchanged", warning=True))
     first = ruler(subject.claims(wish))
     if first is not None and first.uid != wish.uid:
-        return _released(body, Event("NothingDeleted", f"{first} controls {what}, which is left unchanged"))
+        return _released(body, Event("NothingDeleted", f"{first} manages {what}, which is left unchanged"))
     other = subject.heir(wish)
     if other is not None:
-        return _released(body, Event("HandedOver", f"{what} stays: {other} names it too and now controls it"))
+        return _released(body, Event("HandedOver", f"{what} stays: {other} names it too and now manages it"))
     if is_on(body, PAUSED):
         text = f"annotation {PAUSED} is set, and {what} is left unchanged"
         return report.blocked(str(body["metadata"]["deletionTimestamp"]), text)

@@ -100,7 +100,7 @@ class Desk:
 
     async def sweep(self) -> None:
         """Find objects whose deletion was missed. After a long interruption of a watch, kopf lists all objects again
-        but does not report those that are gone: they would remain in control of their topics.
+        but does not report those that are gone: they would go on managing their topics.
 
         :raises KubeError: the objects were not listed.
         """

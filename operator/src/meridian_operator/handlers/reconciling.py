@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One look at one object, whatever triggered it: observe its regions, plan, apply, observe again, report.
 
-Only an object that is in control of its topic or subscription, and neither paused nor a dry run, touches a region.
+Only an object that manages its topic or subscription, and is neither paused nor a dry run, touches a region.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
     if is_on(body, PAUSED):
         return report.paused()
     if not rules:
-        text = f"{first} is older and controls {subject.what(wish)}; this object has no effect: delete one of the two"
+        text = f"{first} is older and manages {subject.what(wish)}; this object has no effect: delete one of the two"
         return report.refused("ConflictingResource", text)
     return await _reconcile(subject, wish, verdict, world, report)
 

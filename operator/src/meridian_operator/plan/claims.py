@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several objects may name the same topic or subscription: the oldest is in control, and only it touches a region.
+"""Several objects may name the same topic or subscription: the oldest manages it, and no other touches a region.
 
 They may be of different kinds, so an object is identified by its UID: one of another kind may have the same name.
 """
@@ -26,10 +26,10 @@ class Claim(NamedTuple):
 
 
 def ruler(claims: Iterable[Claim]) -> Claim | None:
-    """The claim that is in control; None if there are no claims."""
+    """The claim of the object that manages it; None if there are no claims."""
     return min(claims, default=None)
 
 
 def heir(claims: Iterable[Claim], uid: str) -> Claim | None:
-    """The claim that takes control when the given object is deleted; None: no other object has one."""
+    """The claim that takes over when the given object is deleted; None: no other object has one."""
     return min((one for one in claims if not one.leaving and one.uid != uid), default=None)

@@ -19,7 +19,7 @@ SCOPES: Final = "metadataSyncScopes"
 TOMBSTONE_RETENTION: Final = "metadataSyncTombstoneRetentionSeconds"
 MAX_CLOCK_SKEW: Final = "metadataSyncMaxClockSkewSeconds"
 KEYS: Final = (EVENT_TOPIC, SCOPES, TOMBSTONE_RETENTION, MAX_CLOCK_SKEW)
-"""Settings that an object controls, in the order in which they are removed."""
+"""Settings that an object manages, in the order in which they are removed."""
 SHORTEST_MS: Final = 3_600_000
 SKEW_MS: Final = range(1_000, 3_600_001)
 CATCHING_UP: Final = "CatchingUp"
@@ -104,7 +104,7 @@ def _settings(spec: MetadataSyncPolicySpec) -> dict[str, str]:
 
 
 def _ours(chosen: Mapping[str, str]) -> dict[str, str]:
-    """The settings changed at run time that an object controls."""
+    """The settings changed at run time that an object manages."""
     return {key: chosen[key] for key in KEYS if key in chosen}
 
 

@@ -89,7 +89,7 @@ def judge(
 
 
 def drifted(changes: Sequence[Change]) -> Finding:
-    """Did somebody else change what this object controls?
+    """Did somebody else change what this object manages?
 
     :param changes: what had to be changed although everything matched the spec before.
     """

@@ -28,7 +28,7 @@ ROWS_SHOWN: Final = 200
 LINES_SHOWN: Final = 12
 """Maximum number of lines per row; the rest is only counted."""
 _HEADLINES: Final = {
-    State.ALIGNED: ("✓", "Aligned", "Every subscription stands at the same place in every region."),
+    State.ALIGNED: ("✓", "Aligned", "Every subscription has the same progress in every region."),
     State.MISALIGNED: ("✗", "Misaligned", "Regions do not agree, or messages are lost. See below for details."),
     State.UNKNOWN: ("?", "Could not tell", "Not everything could be asked. What could be is below."),
 }

@@ -74,7 +74,7 @@ class Snapshot:
         return self.path.stem
 
     def counts(self, table: str) -> list[int]:
-        """How many partitions of a table this broker has, and each part. The metadata are this broker's alone."""
+        """How many partitions of a table this broker has, and each part. The metadata is this broker's alone."""
         parts = () if table == "metadata" else self.parts
         return [self.own[table], *(part.partitions[table] for part in parts)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests to ``/meridian/v1/metadata`` of brokers, mostly of other regions: where their metadata differ from
+"""The requests to ``/meridian/v1/metadata`` of brokers, mostly of other regions: where their metadata differs from
 ours."""
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ async def replace(request: web.Request) -> web.Response:
 
 
 def session_of(request: web.Request) -> Session:
-    """:raises Refused: metadata are not synchronized."""
+    """:raises Refused: metadata is not synchronized."""
     session = state(request).sharing.session
     if session is None:
         raise Refused(412, f"{state(request).region}: {_OFF}")

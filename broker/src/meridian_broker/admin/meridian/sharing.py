@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/meridian/v1/metadata``: how this region's metadata differ from those of the others, and what people decide."""
+"""``/meridian/v1/metadata``: how this region's metadata differs from that of the others, and what people decide."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 
 async def status(request: web.Request) -> web.Response:
-    """Whether and how metadata are synchronized, and the state with each other region."""
+    """Whether and how metadata is synchronized, and the state with each other region."""
     admin = state(request)
     sharing, choice = admin.sharing, admin.sharing.choice
     shown: Json = {

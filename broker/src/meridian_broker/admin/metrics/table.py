@@ -88,7 +88,7 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         LINK,
     ),
     "meridian_metadata_differences": (
-        "Paths that have differed since before metadata were shared, still undecided",
+        "Paths that have differed since before metadata was shared, still undecided",
         LINK,
     ),
     "meridian_metadata_clock_offset_seconds": ("How far the region's clock is ahead of this one's", LINK),

@@ -102,7 +102,7 @@ class Offloading:
             await self._follow(record, State.AWAY)
 
     async def adopt(self, ledger_id: int) -> Offloaded | None:
-        """Put an unrecorded copy on record: the metadata are older than the deletion of the original. None: no copy.
+        """Put an unrecorded copy on record: the metadata is older than the deletion of the original. None: no copy.
 
         :raises LedgerError, ObjectStoreError: that cannot be found out now.
         :raises MetadataError: the record cannot be written.
@@ -114,7 +114,7 @@ class Offloading:
         old = self.table.get(ledger_id)
         new = Offloaded(ledger_id, State.AWAY, copy, self._scheduler.now_ms(), index.entries, index.size, index.label)
         log.warning(
-            "ledger %d is read from its copy, which the metadata do not mention: they are from an older backup",
+            "ledger %d is read from its copy, which the metadata, restored from an older backup, does not mention",
             ledger_id,
         )
         return await self.table.replace(old, new)

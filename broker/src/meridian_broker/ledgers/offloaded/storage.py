@@ -206,7 +206,7 @@ class OffloadedLedgers:
         return found
 
     async def list(self) -> list[LedgerInfo]:
-        """Without offloaded ledgers whose original is gone: the metadata name those, unless they are an older copy; see
+        """Without offloaded ledgers whose original is gone: the metadata names those, unless it is an older copy; see
         ``copied``."""
         return await self._near.list()
 

@@ -31,7 +31,7 @@ class SyncChoice:
     refusal: str | None = None
     """Why this region must not write shared metadata now; None: it may."""
     topic: str = ""
-    """Empty: metadata are not synchronized."""
+    """Empty: metadata is not synchronized."""
     scopes: frozenset[str] = frozenset()
     tombstone_retention_ms: int = 0
     """How long tombstones wait for a region that is away; 0: until it is back."""

@@ -28,7 +28,7 @@ class PeerState:
     """What is known of another region."""
 
     is_joined: bool = False
-    """Differences from before the metadata were synchronized are decided, in all scopes."""
+    """Differences from before the metadata was synchronized are decided, in all scopes."""
     differences: int = 0
     """Paths that differ and wait for that decision."""
     taken: int = 0

@@ -268,7 +268,7 @@ class Compactor:
 
 
 def _is_empty(metadata: pb.MessageMetadata, header: EntryHeader, entry: bytes) -> bool:
-    """Whether the message has no payload. For a compressed or encrypted one its metadata say so."""
+    """Whether the message has no payload. For a compressed or encrypted one its metadata says so."""
     if metadata.HasField("uncompressed_size"):
         return metadata.uncompressed_size == 0
     return len(entry) - header.body_offset == 10 + int.from_bytes(entry[header.body_offset + 6 :][:4], "big")

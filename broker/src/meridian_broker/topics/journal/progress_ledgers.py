@@ -61,7 +61,7 @@ class ProgressLedgers:
         self._at_rest: tuple[bytes, ...] | None = None
         """The snapshot in the topic's record, which precedes the ledgers; None: they hold everything."""
         self._emptied: int | None = None
-        """A ledger that began with a snapshot and is empty now: deleted since the metadata were copied (R5)."""
+        """A ledger that began with a snapshot and is empty now: deleted since the metadata was copied (R5)."""
         self._spare: tuple[int, Writer] | None = None
         """A ledger that was created but not recorded, because the metadata store refused the write."""
 
@@ -72,7 +72,7 @@ class ProgressLedgers:
 
         :param snapshot: that of the record, as given to ``save_progress_ledgers``.
         :param unnamed: progress ledgers of the topic on the volume that are not among ``ledgers``. Later ones were
-            created after these metadata were copied. Earlier ones were superseded, and their owner stopped before it
+            created after this metadata was copied. Earlier ones were superseded, and their owner stopped before it
             deleted them: they are deleted now, unless one of ``ledgers`` is missing. In that case the volume is the
             older copy, and if it has none of ``ledgers``, the earlier ones are all there is.
         """

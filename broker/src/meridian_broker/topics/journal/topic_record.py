@@ -113,7 +113,7 @@ class TopicMetadata:
         )
 
     async def begin_again(self, incarnation: str, *, joining: bool) -> None:
-        """The topic was deleted and created again after these metadata were copied, so what they say about it is
+        """The topic was deleted and created again after this metadata was copied, so what it says about it is
         obsolete.
         """
         async with self._lock:

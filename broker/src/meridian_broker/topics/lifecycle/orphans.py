@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ledgers on the volume that the metadata do not name, because the metadata alone were restored from an older copy
+"""Ledgers on the volume that the metadata does not name, because the metadata alone was restored from an older copy
 (R5).
 
-Such metadata lack the ledgers created since, and perhaps whole topics; but each ledger's label names its topic
+Such metadata lacks the ledgers created since, and perhaps whole topics; but each ledger's label names its topic
 (``ledgers/labels.py``). So opening a topic *adopts* what is found:
 
 - Ledgers with messages that are newer than any that the record ever named. An older one was recorded and trimmed: its
@@ -184,6 +184,6 @@ async def _quarantine(parts: BrokerParts, name: TopicName, metadata: TopicMetada
     await metadata.save_spans(spans, record.last_own, record.last_origins, record.holes)
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
     await metadata.save_progress_ledgers([*record.progress_ledgers, *progress], record.progress_snapshot)
-    why = f"{name} was deleted in other regions ({stamp}); its copy was quarantined before the metadata were restored"
+    why = f"{name} was deleted in other regions ({stamp}); its copy was quarantined before the metadata was restored"
     parts.unfinished.later(await quarantine.move(parts, name, why, stamp))
     await metadata.create(metadata.fence, joining=parts.is_multi_region(name), is_found=True)

@@ -80,8 +80,8 @@ async def restore(topic: Topic, metadata: TopicMetadata, end: Position) -> None:
         if await goes_on_behind(topic.log, end, ends):
             await metadata.save_terminated(None, {})
             log.warning(
-                "%s: the metadata say that it was terminated at %s, but it has later messages up to %s: it stays open. "
-                "Terminate it again if it should end",
+                "%s: the metadata says that it was terminated at %s, but it has later messages up to %s: it stays "
+                "open. Terminate it again if it should end",
                 *(topic.name, end, last),
             )
             return

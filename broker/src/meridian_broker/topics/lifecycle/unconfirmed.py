@@ -2,7 +2,7 @@
 """What an unreachable region had not confirmed before this broker started, restored from the progress log.
 
 The lag of other regions is counted in memory, because an acknowledgement should cost nothing on disk besides its own
-record. After a restart it is computed again: the region's metadata say since when another region may lack
+record. After a restart it is computed again: the region's metadata says since when another region may lack
 acknowledgements of this one (``server/behind.py``: one write when it becomes unreachable, one when it has everything
 again), and the progress log says what was acknowledged since, and when. The result is a lower bound: a progress log
 that was rolled over or went to rest since contains no individual acknowledgements, and of a long log only the newest

@@ -193,7 +193,7 @@ async def finish(opener: TopicOpener, name: TopicName) -> None:
         await opener.parts.catalog.partitioned.delete(name, stamp)
         await opener.parts.catalog.shadows.delete(name)
         log.info("partitioned topic %s: completed a deletion that was begun earlier", name)
-    if left:  # recreated, and the metadata are an older copy
+    if left:  # recreated, and the metadata is an older copy
         await orphans.make_partitioned(opener.parts, name, 1 + max(topic.partition for topic in left))
 
 

@@ -353,7 +353,7 @@ def checksum_everywhere(body: Body, view: MetadataView) -> int:
     """The checksum of a message that a region of Apache Pulsar sends to several others: the same in each, although each
     numbers the schemas in its own order (R41).
 
-    :param view: what the metadata say.
+    :param view: what the metadata says.
     :raises BodyError: not a valid body.
     """
     if view.schema_version is None:
