@@ -238,7 +238,7 @@ def test_snapshots_go_on_without_a_region_that_is_silent_too_long(
     assert (kube.get("replicatedsubscriptions", "partial-billing") or {})["status"]["silent"] == []
 
 
-def test_what_vanished_is_recreated_on_demand_only(kube: KubeApi, near: Regions) -> None:
+def test_what_vanished_is_recreated_only_on_demand(kube: KubeApi, near: Regions) -> None:
     kube.create("geotopics", "lost", **geo("lost"))
     ready(kube, "geotopics", "lost")
     kube.create("replicatedsubscriptions", "lost-billing", **rsub("lost"))
