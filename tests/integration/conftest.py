@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers inside the test, and the real client from PyPI for those that are processes."""
+"""In-process brokers, and the real client from PyPI for brokers that are processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from support.protocol.raw_connection import RawConnection
 
 @pytest.fixture
 async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
-    """A broker of the test alone, in its own loop."""
+    """A broker for this test alone, in its event loop."""
     async with broker_inside(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
 async def wire(inside: BrokerProcess) -> AsyncIterator[RawConnection]:
-    """A client of it that says what the test writes."""
+    """A client of that broker which sends what the test writes."""
     made = await RawConnection.open(inside.settings.network.broker_service_port)
     yield made
     await made.close()
@@ -35,7 +35,7 @@ async def wire(inside: BrokerProcess) -> AsyncIterator[RawConnection]:
 
 @pytest.fixture(scope="module")
 def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """An etcd of the module. Tests that share it use prefixes of their own."""
+    """One etcd per module. Tests that share it use prefixes of their own."""
     if (missing := etcd_missing()) is not None:
         pytest.skip(missing)
     started = EtcdServer(tmp_path_factory.mktemp("etcd"))
@@ -45,19 +45,19 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
 
 @pytest.fixture
 def client(broker: RunningBroker) -> Iterator[pulsar.Client]:
-    """Of the module's broker."""
+    """A client of the module's broker."""
     with connected(broker.service_url) as made:
         yield made
 
 
 @pytest.fixture
 def clients(regions: RegionsProcess) -> Iterator[dict[str, pulsar.Client]]:
-    """One of each region."""
+    """One client per region."""
     with contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(connected(regions.service_url(name))) for name in regions.regions}
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic that no other test has, as clients name it."""
+    """The name, as clients write it, of a topic that no other test uses."""
     return new_topic(request.module.__name__.removeprefix("test_")).rpartition("/")[2]

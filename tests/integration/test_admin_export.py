@@ -27,7 +27,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """For requests that are refused: they leave nothing behind."""
+    """A broker for requests that are refused and so leave nothing behind."""
     with BrokerProcess("solo", tmp_path_factory.mktemp("shared") / "data", settings=SETTINGS) as running:
         yield running
 
@@ -108,7 +108,7 @@ def test_the_tables_say_what_clients_did(broker: BrokerProcess, client: pulsar.C
 
 
 def test_first_hand_evidence_survives_kill_9(broker: BrokerProcess, client: pulsar.Client) -> None:
-    """Progress a subscription began with is first-hand too, or it would look claimed after a restart."""
+    """The progress a subscription began with is first-hand too, or it would look merely claimed after a restart."""
     ids = publish(client, "begun", 5)
     at = {"ledgerId": ids[3][0], "entryId": ids[3][1]}
     broker.http("PUT", f"{BASE}/begun/subscription/latest?replicated=true")
@@ -136,7 +136,7 @@ def test_first_hand_evidence_survives_kill_9(broker: BrokerProcess, client: puls
         ("..%2F..%2Fmetadata.sqlite/topics", 404),
     ],
 )
-def test_what_is_not_there_is_refused(shared: BrokerProcess, path: str, status: int) -> None:
+def test_unknown_snapshots_and_tables_are_refused(shared: BrokerProcess, path: str, status: int) -> None:
     name = take(shared)["snapshot"]
     answer = shared.http("GET", f"/meridian/v1/export/{path.format(name)}")
     assert answer.status == status
@@ -149,7 +149,7 @@ def test_bad_patterns_are_refused(shared: BrokerProcess) -> None:
     assert take(shared, {"topics": "re:persistent://.*"})["partitions"]["entries"] == 1
 
 
-def test_the_oldest_snapshot_goes_and_files_go_with_it(broker: BrokerProcess) -> None:
+def test_the_oldest_snapshot_is_deleted_with_its_files(broker: BrokerProcess) -> None:
     names = [take(broker)["snapshot"] for _ in range(9)]
     assert ask(broker, names[0], "topics").status == 404
     assert ask(broker, names[1], "topics").status == 200
@@ -165,7 +165,7 @@ def test_the_oldest_snapshot_goes_and_files_go_with_it(broker: BrokerProcess) ->
 
 
 def test_ledgers_of_a_snapshot_are_not_taken_away(broker: BrokerProcess, client: pulsar.Client) -> None:
-    # First the subscription: a topic that nobody subscribed to gives its full ledgers back within a second.
+    # Subscribe first: without a subscription, a topic's full ledgers are deleted within a second.
     broker.http("PUT", f"{BASE}/kept")
     broker.http("PUT", f"{BASE}/kept/subscription/work", "earliest")
     ids = publish(client, "kept", 35)
@@ -186,7 +186,7 @@ def test_ledgers_of_a_snapshot_are_not_taken_away(broker: BrokerProcess, client:
     assert topic["holes"] == []
     broker.http("DELETE", f"{BASE}/kept?force=true")
     assert len(rows(broker, held, "entries")) == 35
-    # Whatever the end of the process leaves undone is done at the next start.
+    # What the process left undone when it ended is done at the next start.
     note = broker.data_dir / "ledgers-to-delete"
     assert len(note.read_text().splitlines()) == 4
     broker.kill()
@@ -198,7 +198,7 @@ def test_ledgers_of_a_snapshot_are_not_taken_away(broker: BrokerProcess, client:
     assert held_now == ['meridian_ledgers{cluster="solo"} 0.0']
 
 
-def test_a_reader_that_goes_away_leaves_no_child(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_a_reader_that_disconnects_leaves_no_child_process(broker: BrokerProcess, client: pulsar.Client) -> None:
     broker.http("PUT", f"{BASE}/large")
     broker.http("PUT", f"{BASE}/large/subscription/keeps", "earliest")
     publish(client, "large", 300)
@@ -237,7 +237,7 @@ def test_many_readers_share_two_encoders_and_the_broker_goes_on(broker: BrokerPr
     assert 1 <= most <= 2
 
 
-def test_an_encoder_that_fails_breaks_the_answer_off(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_an_encoder_that_fails_cuts_the_answer_short(broker: BrokerProcess, client: pulsar.Client) -> None:
     publish(client, "broken", 5)
     name = take(broker)["snapshot"]
     (broker.data_dir / "export" / f"{name}.jsonl").unlink()

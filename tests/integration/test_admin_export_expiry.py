@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A snapshot that nobody asks for any more ends by itself, and lets its ledgers go."""
+"""A snapshot that nobody asks for any more ends by itself and releases its ledgers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Permissions over real HTTP, of a broker that does not enforce them: it keeps them all the same, as Pulsar does."""
+"""Permissions over real HTTP on a broker that does not enforce them: it stores them all the same, as Pulsar does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_on_a_namespace(broker: BrokerProcess) -> None:
 
 
 def test_on_a_topic(broker: BrokerProcess) -> None:
-    """Which need not exist. Those on its namespace are shown, too, and not revoked with them."""
+    """The topic need not exist. Permissions on its namespace are shown too, but not revoked with the topic's."""
     assert broker.http("POST", f"{ROLES}/app", ["consume"]).status == 204
     assert broker.http("POST", f"{TOPIC}/app", ["produce"]).status == 204
     assert broker.http("POST", f"{TOPIC}/b", ["produce"]).status == 204
@@ -78,14 +78,14 @@ def test_names_that_are_no_roles(broker: BrokerProcess, role: str) -> None:
 
 
 @pytest.mark.parametrize("body", [["write"], ["PRODUCE"], "produce", {"produce": True}, None, [None]])
-def test_actions_that_are_none(broker: BrokerProcess, body: object) -> None:
+def test_invalid_actions(broker: BrokerProcess, body: object) -> None:
     for path in (ROLES, TOPIC):
         assert broker.http("POST", f"{path}/app", body).status == 400
         assert broker.http("POST", f"{path}/app", raw=b"[").status == 400
         assert broker.http("GET", path).json == {}
 
 
-def test_where_there_is_no_namespace(broker: BrokerProcess) -> None:
+def test_a_namespace_that_does_not_exist(broker: BrokerProcess) -> None:
     for path in (ROLES, TOPIC):
         missing = path.replace("default", "none")
         assert broker.http("GET", missing).status == 404
@@ -93,8 +93,8 @@ def test_where_there_is_no_namespace(broker: BrokerProcess) -> None:
         assert broker.http("DELETE", f"{missing}/app").status == 404
 
 
-def test_a_new_namespace_has_none(broker: BrokerProcess) -> None:
-    """Tools send the policy empty. One that is not would be lost, so it is refused."""
+def test_a_new_namespace_has_no_permissions(broker: BrokerProcess) -> None:
+    """Tools send an empty policy. A policy with permissions would be lost, so it is refused."""
     path = "/admin/v2/namespaces/public/new"
     empty: dict[str, Any] = {"namespace_auth": {}, "destination_auth": {}}
     filled = {"auth_policies": empty | {"namespace_auth": {"app": ["produce"]}}}

@@ -84,7 +84,7 @@ def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clien
         for message in ids:
             found = translate(other, origin, message)
             assert found["origin"] == {"region": origin, "id": message}
-            # The position that message has over there leads back to its own.
+            # The message's position in that region translates back to its position here.
             assert translate(origin, other, found["id"])["id"] == message
             assert translate(origin, origin, message)["id"] == message
     reader = clients["west"].create_reader("carried", pulsar.MessageId.earliest)
@@ -104,8 +104,8 @@ def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clien
     assert "stores no messages" in regions.http("west", "GET", f"{volatile}?from=east&id=1:1").reason
 
 
-async def test_a_region_whose_network_loses_everything_is_given_up_soon() -> None:
-    """Nobody refuses the connection, nobody takes it: what a full queue of a listener does, too."""
+async def test_a_region_whose_network_drops_everything_is_given_up_soon() -> None:
+    """Connections are neither refused nor accepted, as with a listener whose queue is full."""
     with socket.socket() as listener, contextlib.ExitStack() as waiting:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -118,8 +118,8 @@ async def test_a_region_whose_network_loses_everything_is_given_up_soon() -> Non
             await calls_as("east", there).ask("far", "GET", "/admin/v2/clusters", seconds=30)
 
 
-def test_a_region_that_was_only_made_through_the_api_is_not_asked_without_tls(regions: RegionsProcess) -> None:
-    """Whoever can write a cluster record would otherwise stand between two regions."""
+def test_a_region_known_only_from_the_api_is_not_asked_without_tls(regions: RegionsProcess) -> None:
+    """Otherwise anybody who can write a cluster record could be the man in the middle between two regions."""
     assert regions.http("east", "PUT", f"{BASE}/unheard").status == 204
     far = {"serviceUrl": regions.admin_url("west"), "brokerServiceUrl": regions.service_url("west")}
     assert regions.http("east", "PUT", "/admin/v2/clusters/far", far).status == 204
@@ -185,7 +185,7 @@ def test_the_replicated_flag_is_set_by_both_apis(regions: RegionsProcess, client
     assert refused.status == 412
 
 
-def test_a_region_that_is_down_is_seen(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
+def test_a_region_that_is_down_is_shown_as_down(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
     publish(clients["east"], "alone", 1)
     wait_until(lambda: entries(regions, "west", "alone") == 1, "the first message in west")
     wait_until(lambda: stats(regions, "east", "alone")["replication"]["west"]["connected"], "the replicator")
@@ -246,7 +246,7 @@ def test_metrics_count_what_clients_do(regions: RegionsProcess, clients: dict[st
     assert (metric(regions, "east", "process_resident_memory_bytes") or 0) > 0
     came = "meridian_replicated_in_messages_total"
     wait_until(lambda: metric(regions, "west", came, topic=topic) == 6, "the messages in west")
-    # As in Pulsar, what comes in from another region counts as what clients send does.
+    # As in Pulsar, messages from another region count like those that clients send.
     there = regions.http("west", "GET", f"{BASE}/measured/stats").json
     assert there["msgInCounter"] == metric(regions, "west", "pulsar_in_messages_total", topic=topic) == 6
     assert there["bytesInCounter"] == metric(regions, "west", "pulsar_in_bytes_total", topic=topic)
@@ -255,7 +255,7 @@ def test_metrics_count_what_clients_do(regions: RegionsProcess, clients: dict[st
 
 
 def test_a_topic_chooses_its_regions(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
-    """The namespace lives in both regions; this topic in the east alone, until it is told otherwise."""
+    """The namespace is in both regions; this topic is in the east alone until its policy says otherwise."""
     path = f"{BASE}/homebody"
     assert regions.http("east", "PUT", path).status == 204
     assert regions.http("east", "GET", f"{path}/replication").status == 204
@@ -269,6 +269,6 @@ def test_a_topic_chooses_its_regions(regions: RegionsProcess, clients: dict[str,
     publish(clients["east"], "homebody", 3)
     assert entries(regions, "west", "homebody") == 0
     assert regions.http("east", "POST", f"{path}/replication", ["west", "east"]).status == 204
-    wait_until(lambda: entries(regions, "west", "homebody") == 3, "what was published before, too")
+    wait_until(lambda: entries(regions, "west", "homebody") == 3, "the messages published before, too")
     assert regions.http("east", "DELETE", f"{path}/replication").status == 204
     assert regions.http("east", "GET", f"{path}/replication").status == 204

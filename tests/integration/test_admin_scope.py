@@ -166,7 +166,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
                 if one["origin"] == EAST
             }
 
-        wait_until(lambda: owed() == {EAST: 5, WEST: 5}, "all of it in both")
+        wait_until(lambda: owed() == {EAST: 5, WEST: 5}, "the whole backlog in both regions")
         upto = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id()}
         expire = f"{topic_path(topic)}/subscription/s/expireMessages"
         for _ in range(5):
@@ -184,7 +184,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
 
 
 async def test_a_region_of_an_older_version(regions: RegionsProcess) -> None:
-    """It says nothing of leases when it greets: scope origin is refused, and not in force any more where it was set."""
+    """Its greeting does not mention leases: scope origin is refused, and no longer in force where it was set."""
     old = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127.0.0.1:1"}
     assert regions.http(EAST, "PUT", "/admin/v2/clusters/old", old).status == 204
     tenant = regions.http(EAST, "GET", "/admin/v2/tenants/public").json

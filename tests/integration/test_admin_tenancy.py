@@ -180,7 +180,7 @@ def test_lookup(broker: BrokerProcess) -> None:
         ("DELETE", "/admin/v2/persistent/public/default/x?force=maybe", None, 400),
     ],
 )
-def test_a_bad_request_is_answered_by_one_sentence(
+def test_a_bad_request_is_answered_with_one_sentence(
     broker: BrokerProcess, method: str, path: str, raw: bytes | None, status: int
 ) -> None:
     refused = broker.http(method, path, raw=raw)

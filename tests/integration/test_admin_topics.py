@@ -20,7 +20,7 @@ LATEST = {"ledgerId": 2**63 - 1, "entryId": 2**63 - 1, "partitionIndex": -1}
 
 
 def publish(client: pulsar.Client, topic: str, count: int) -> list[tuple[int, int]]:
-    """That many messages, one entry each; says their ids."""
+    """Publish that many messages, one entry each, and return their ids."""
     producer = client.create_producer(topic, batching_enabled=False)
     ids = [producer.send(f"message {number}".encode()) for number in range(count)]
     producer.close()
@@ -158,7 +158,7 @@ def test_statistics_show_clients_and_cursors(broker: BrokerProcess, client: puls
 
 
 def expected_holes(ids: list[tuple[int, int]], acked: set[int]) -> list[tuple[str, str]]:
-    """By hand: runs of acknowledged messages behind the first one that is not."""
+    """Computed independently: runs of acknowledged messages after the first unacknowledged one."""
     names = [f"{ledger}:{entry}" for ledger, entry in ids]
     first = next(number for number in range(len(ids)) if number not in acked)
     holes = []
@@ -186,7 +186,7 @@ def test_holes_and_backlogs_are_exact_over_borders_of_ledgers(
         cursor = broker.http("GET", f"{BASE}/{topic}/internalStats").json["cursors"]["work"]
         holes = ", ".join(f"({after}..{upto}]" for after, upto in expected_holes(ids, acked))
         assert cursor["individuallyDeletedMessages"] == f"[{holes}]"
-        # Once more with indexes that were not in memory.
+        # Once more, with indexes that are not in memory.
         broker.http("PUT", f"{BASE}/{topic}/unload")
     consumer.close()
 
@@ -235,7 +235,7 @@ def test_a_subscription_begins_where_it_is_told(broker: BrokerProcess, client: p
     assert sorted(broker.http("GET", f"{BASE}/begun/subscriptions").json) == sorted(counted)
     assert broker.http("DELETE", f"{path}/middle").status == 204
     assert broker.http("DELETE", f"{path}/middle").status == 404
-    # What was made survives kill -9.
+    # The subscriptions survive kill -9.
     broker.kill()
     broker.start()
     assert backlog(broker, "begun", "first") == 12
@@ -251,13 +251,13 @@ def test_a_subscription_is_moved(broker: BrokerProcess, client: pulsar.Client) -
     assert backlog(broker, "moved", "work") == 10
     assert broker.http("POST", f"{path}/resetcursor", place(ids[5])).status == 204
     assert backlog(broker, "moved", "work") == 25
-    for called in ("excluded", "isExcluded"):  # Pulsar's own tools say the first
+    for called in ("excluded", "isExcluded"):  # Pulsar's own tools send the first
         assert broker.http("POST", f"{path}/resetcursor", place(ids[5])).status == 204
         assert broker.http("POST", f"{path}/resetcursor", place(ids[5]) | {called: True}).status == 204
         assert backlog(broker, "moved", "work") == 24
     inside = place(ids[5]) | {"excluded": True, "batchIndex": 0}
     assert broker.http("POST", f"{path}/resetcursor", inside).status == 204
-    assert backlog(broker, "moved", "work") == 25, "others of its batch may be wanted"
+    assert backlog(broker, "moved", "work") == 25, "others of its batch may be unacknowledged"
     assert broker.http("POST", f"{path}/resetcursor/0").status == 204
     assert backlog(broker, "moved", "work") == 30
     assert broker.http("POST", f"{path}/resetcursor", LATEST).status == 204
@@ -283,7 +283,7 @@ def test_entries_are_skipped_and_consumers_go_on(broker: BrokerProcess, client: 
     assert held.data() == b"message 5"
     consumer.acknowledge(consumer.receive(PATIENCE_MS))
     wait_until(lambda: backlog(broker, "skipped", "work") == 14, "the acknowledgement")
-    # The next two that are not acknowledged: 5 and 7.
+    # The next two unacknowledged messages: 5 and 7.
     assert broker.http("POST", f"{path}/skip/2").status == 204
     assert backlog(broker, "skipped", "work") == 12
     assert broker.http("POST", f"{path}/skip_all").status == 204
@@ -319,7 +319,7 @@ def test_a_namespace_is_cleared(broker: BrokerProcess, client: pulsar.Client) ->
     assert backlogs() == {"one b": 0, "two b": 0}
 
 
-def test_unload_gives_clients_back_to_the_topic(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_clients_return_to_an_unloaded_topic(broker: BrokerProcess, client: pulsar.Client) -> None:
     consumer = client.subscribe("unloaded", "work")
     producer = client.create_producer("unloaded")
     producer.send(b"message 0")
@@ -332,7 +332,7 @@ def test_unload_gives_clients_back_to_the_topic(broker: BrokerProcess, client: p
     producer.close()
 
 
-def test_schemas_that_are_none_are_refused(broker: BrokerProcess) -> None:
+def test_invalid_schemas_are_refused(broker: BrokerProcess) -> None:
     path = "/admin/v2/schemas/public/default/none/schema"
     none: list[Any] = [{"type": {"limit": 1}, "schema": ""}, {"type": ["JSON"]}, {"type": None}, [], "JSON"]
     for wrong in none:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may come in: the real client with a signed token, without one, with a wrong one; the admin API by role; regions
-that know each other by the peer token; nothing secret in the log."""
+"""Who is let in: the real client with a signed token, without one, with a wrong one; the admin API by role; regions
+that recognise each other by the peer token; no secrets in the log."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_others_are_turned_away(guarded: Guarded, wrong: str, tmp_path: Pa
 
 
 async def test_no_token_makes_a_client_a_peer(guarded: Guarded) -> None:
-    """Tokens are often handed out by users' own names. One of these may be a name that brokers use."""
+    """Tokens are often issued for names that users choose, and one of these may be a name that brokers use."""
     token = jwt.encode({"sub": "meridian-peer"}, guarded.key.read_bytes(), "HS256")
     for path, method in (("/admin/v2/tenants", "GET"), ("/admin/v2/tenants/mine", "PUT")):
         assert guarded.ask(path, token, method) == 401
@@ -93,7 +93,7 @@ async def connected(guarded: Guarded, token: str, *, can_refresh: bool = False) 
 
 
 async def test_a_connection_ends_when_its_token_expires(guarded: Guarded) -> None:
-    """Unless its client can be asked for a new one, and has one."""
+    """Unless its client can be asked for a new token, and has one."""
     token = await asyncio.to_thread(guarded.token, "app", "--expires", "3s")
     other = await asyncio.to_thread(guarded.token, "other")
     deaf, able, late, wrong = [
@@ -135,8 +135,8 @@ async def test_a_token_for_administration_neither_produces_nor_consumes(guarded:
     assert guarded.ask("/admin/v2/tenants", unknown) == 401
 
 
-async def test_a_token_of_a_private_key_is_good(guarded: Guarded) -> None:
-    """And one that has its public key for a secret is not (HS256 of bytes that anybody may know)."""
+async def test_a_token_signed_with_a_private_key_is_valid(guarded: Guarded) -> None:
+    """A token signed with the public key as an HS256 secret is not: anybody may know these bytes."""
     public = guarded.keys / "pair.pem"
     options = ("--private-key", str(guarded.private), "--key-id", "pair", "--subject", "admin")
     token = (await asyncio.to_thread(tokens_command, "create", *options)).strip()
@@ -155,7 +155,7 @@ async def test_a_token_of_a_private_key_is_good(guarded: Guarded) -> None:
             await connection.close()
 
 
-async def test_a_token_for_one_region_is_good_there_alone(guarded: Guarded) -> None:
+async def test_a_token_for_one_region_is_valid_there_alone(guarded: Guarded) -> None:
     both = ("--region", "west", "--region", "east")
     for options, status in ((("--region", "east"), 200), (both, 200), (("--region", "west"), 401)):
         token = await asyncio.to_thread(guarded.token, "admin", *options)
@@ -176,7 +176,7 @@ FOR_EVERYBODY = {("GET", f"/admin/v2/brokers/{one}") for one in ("ready", "healt
 
 
 async def test_a_token_for_the_export_opens_the_export_and_nothing_else(guarded: Guarded) -> None:
-    """Of everything that the OpenAPI document lists: a route that comes is closed to it."""
+    """Checked for every route of the OpenAPI document, so a new route is closed to it too."""
     token = await asyncio.to_thread(guarded.token, "admin", "--scope", "export", "--expires", "1h")
     paths = http("GET", f"{guarded.brokers['east'].admin_url}/meridian/v1/openapi.json", headers=bearer(guarded.admin))
     opened = set()
@@ -228,7 +228,7 @@ def test_the_manifest_is_for_its_owner_and_its_token_expires(tmp_path: Path) -> 
 
 
 def test_each_part_of_a_deployment_gets_a_manifest_with_what_it_needs(tmp_path: Path) -> None:
-    """The operator needs none: regions issue its tokens."""
+    """The operator needs no manifest: regions issue its tokens."""
     run("tokens", "manifest", "--directory", str(tmp_path / "tokens"))
     assert (tmp_path / "tokens").stat().st_mode & 0o777 == 0o700
     held = {
@@ -256,7 +256,7 @@ def test_the_operator_gets_a_token_for_each_region_that_can_only_administer(tmp_
 
 
 async def test_the_operator_manages_each_region_with_its_own_token(guarded: Guarded, tmp_path: Path) -> None:
-    """A token is of no use in another region, and one that was replaced is used at once."""
+    """A token is of no use in another region, and a replacement is used at once."""
     admin = ("--scope", "admin", "--expires", "1h")
     for region in ("east", "west"):
         token = await asyncio.to_thread(guarded.token, "admin", *admin, "--region", region)
@@ -320,7 +320,7 @@ def test_a_broker_with_a_short_peer_secret_does_not_start(content: bytes, tmp_pa
     assert "Traceback" not in refused.stderr
 
 
-def test_keys_that_cannot_be_used_end_the_start_with_a_sentence(tmp_path: Path) -> None:
+def test_unusable_keys_end_the_start_with_an_explanation(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"short")
     asked = ("authenticationEnabled=true", f"tokenSecretKey={tmp_path / 'key'}")
     for settings in (asked, (f"peerTokenFile={tmp_path / 'absent'}",)):
@@ -330,7 +330,7 @@ def test_keys_that_cannot_be_used_end_the_start_with_a_sentence(tmp_path: Path) 
         assert "Traceback" not in refused.stderr
 
 
-def test_a_region_that_has_others_needs_a_peer_secret(tmp_path: Path) -> None:
+def test_a_region_with_peers_needs_a_peer_secret(tmp_path: Path) -> None:
     listed = [{"name": name, "service_url": "pulsar://127.0.0.1:1", "admin_url": "http://127.0.0.1:1"} for name in "ab"]
     (tmp_path / "regions.json").write_text(json.dumps({"regions": listed}))
     refused = start_alone(tmp_path, "clusterName=a", f"regionsFile={tmp_path / 'regions.json'}")
@@ -339,7 +339,7 @@ def test_a_region_that_has_others_needs_a_peer_secret(tmp_path: Path) -> None:
 
 
 def start_alone(directory: Path, *settings: str) -> subprocess.CompletedProcess[str]:
-    """A broker that is expected to end at once."""
+    """Start a broker that is expected to exit at once."""
     chosen = ("brokerServicePort=0", "webServicePort=0", f"dataDirectory={directory / 'data'}", *settings)
     assignments = [part for one in chosen for part in ("--set", one)]
     return meridian_text("broker", *assignments)

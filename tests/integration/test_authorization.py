@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two real regions that require permissions: what roles may, what they are told, and what goes on as without."""
+"""Two real regions that require permissions: what roles may do, what they are told, what works as before."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STRING: Final = pb.Schema(name="s", type=pb.Schema.String, schema_data=b"")
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """With tenant ``shop``, of which ``boss`` is an admin role, and its namespace ``shop/n``, in both regions."""
+    """Both regions have tenant ``shop``, with admin role ``boss``, and its namespace ``shop/n``."""
     for regions in guarded_regions(tmp_path_factory.mktemp("guarded"), SHARED):
         wait_until(
             lambda: all(is_synced(regions, region) for region in regions.brokers),  # noqa: B023
@@ -112,7 +112,7 @@ def namespace_of(topic: str) -> str:
 
 
 async def refusal(regions: Guarded, role: str, what: str, topic: str, *, to: str = "east") -> tuple[int, str] | None:
-    """Code and sentence; None: it is served."""
+    """The refusal's code and message, or None if the command is served."""
     async with connected(regions, role, to=to) as connection:
         connection.say(*COMMANDS[what](topic))
         message: Any = (await connection.hear_any()).message
@@ -123,7 +123,7 @@ async def refusal(regions: Guarded, role: str, what: str, topic: str, *, to: str
 
 
 async def refused(regions: Guarded, role: str, topic: str, *, to: str = "east") -> set[str]:
-    """Of all commands those for which the role has no permission; others are served, or fail for another reason."""
+    """The commands refused for lack of permission; the others are served, or fail for another reason."""
     found = set()
     for what in COMMANDS:
         said = await refusal(regions, role, what, topic, to=to)
@@ -136,8 +136,8 @@ EVERYTHING: Final = frozenset(COMMANDS)
 LISTS: Final = frozenset({"list", "watch"})
 
 
-async def test_without_a_permission_nothing_is_served_and_nothing_is_told(guarded: Guarded) -> None:
-    """A topic, namespace or tenant that exists is refused with the words for one that does not."""
+async def test_without_a_permission_nothing_is_served_and_nothing_is_revealed(guarded: Guarded) -> None:
+    """A refusal reads the same whether or not the topic, namespace or tenant exists."""
     write(guarded, "PUT", "/admin/v2/persistent/shop/n/there")
     for what in COMMANDS:
         told = set()
@@ -162,7 +162,7 @@ async def test_a_permission_on_a_namespace_is_for_all_its_topics(guarded: Guarde
 
 
 async def test_a_permission_on_a_topic_is_for_it_and_its_partitions(guarded: Guarded) -> None:
-    """Also for one that does not exist yet, which its producer creates."""
+    """Also for a topic that does not exist yet and that its producer creates."""
     grant(guarded, "persistent/shop/n/only", "topical", "produce")
     assert await refused(guarded, "topical", "persistent://shop/n/only") == {"consume"} | LISTS
     assert await refused(guarded, "topical", "persistent://shop/n/only-partition-0") == {"consume"} | LISTS
@@ -184,7 +184,7 @@ async def test_a_producer_with_an_initial_subscription_consumes_too(guarded: Gua
         await connection.hear(T.PRODUCER_SUCCESS)
 
 
-async def test_what_is_revoked_admits_nobody_else_and_sends_nobody_away(guarded: Guarded) -> None:
+async def test_a_revoked_permission_admits_nobody_and_disconnects_nobody(guarded: Guarded) -> None:
     topic = "persistent://shop/n/revoked"
     grant(guarded, "namespaces/shop/n", "brief", "produce", "consume")
     async with connected(guarded, "brief") as connection:
@@ -265,7 +265,7 @@ def test_a_role_without_permission_learns_nothing_over_http_either(guarded: Guar
 
 
 def test_the_real_client_is_served_across_regions(guarded: Guarded) -> None:
-    """Messages, and what was acknowledged, go between regions whose clients need permissions."""
+    """Messages and acknowledgements are replicated between regions whose clients need permissions."""
     topic = "persistent://shop/n/real"
     grant(guarded, "persistent/shop/n/real", "app", "produce", "consume")
     wait_until(lambda: "app" in permissions(guarded, "persistent/shop/n/real", of="west"), "the permission in west")
@@ -282,7 +282,7 @@ def test_the_real_client_is_served_across_regions(guarded: Guarded) -> None:
 
 
 def test_two_regions_grant_at_the_same_time_and_both_stay(guarded: Guarded) -> None:
-    """Each role is a path of its own, and what is revoked or deleted in one region is in all."""
+    """Each role is a path of its own; a revocation or deletion in one region takes effect in all."""
     write(guarded, "PUT", f"{NS}/shop/both", BOTH)
     ready = f"{NS}/shop/both"
     wait_until(lambda: guarded.ask(ready, guarded.admin, of="west") == 200, "the namespace in west")
@@ -331,7 +331,7 @@ async def test_a_shadow_has_permissions_of_its_own(guarded: Guarded) -> None:
 
 
 def test_shadows_are_made_listed_and_deleted_by_admins_of_both_sides(guarded: Guarded) -> None:
-    """SHADOW_TOPIC, as Pulsar calls it: of the source's tenant, and of the shadow's."""
+    """It takes an admin of the source's tenant (Pulsar's SHADOW_TOPIC operation) and of the shadow's."""
     write(guarded, "PUT", f"{TENANTS}/lab", {"adminRoles": ["boss", "chief"], "allowedClusters": ["east", "west"]})
     write(guarded, "PUT", f"{TENANTS}/dark", {"adminRoles": ["chief"], "allowedClusters": ["east", "west"]})
     for namespace in ("lab/n", "dark/n"):
@@ -365,7 +365,7 @@ def test_shadows_are_made_listed_and_deleted_by_admins_of_both_sides(guarded: Gu
 
 
 async def test_the_replicator_of_a_region_of_pulsar_needs_no_permission_for_its_topics(guarded: Guarded) -> None:
-    """And gets none for others, and none to publish as a client."""
+    """It gets no permission for other topics, and none to publish as a client."""
     write(guarded, "PUT", "/admin/v2/clusters/far", {"kind": "pulsar", "replicatorRole": "far-brokers"})
     write(guarded, "PUT", f"{TENANTS}/wide", {"adminRoles": [], "allowedClusters": ["east", "far"]})
     write(guarded, "PUT", f"{NS}/wide/n", {"replication_clusters": ["east", "far"]})
@@ -379,7 +379,7 @@ async def test_the_replicator_of_a_region_of_pulsar_needs_no_permission_for_its_
 
 
 def test_the_command_line_grants_in_all_regions_of_a_namespace(guarded: Guarded) -> None:
-    """An admin role of the tenant may in one region at a time."""
+    """An admin role of the tenant may grant in one region at a time."""
     admin, boss = guarded.directory / "admin.jwt", guarded.directory / "boss.jwt"
     for file, role in ((admin, "admin"), (boss, "boss")):
         file.write_text(guarded.token(role))

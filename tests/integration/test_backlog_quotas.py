@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backlog quotas through the unmodified client: producers wait or fail, or the oldest messages go, and all goes on."""
+"""Backlog quotas through the unmodified client: producers wait or fail, or the oldest messages are dropped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def publishers(broker: BrokerProcess, topic: str) -> int:
 
 
 def consume(client: pulsar.Client, topic: str, count: int, name: str = "s") -> list[bytes]:
-    """What has to come, so many, and everything else until it is quiet; acknowledged."""
+    """Receive and acknowledge ``count`` messages that have to come, and then the rest until nothing more comes."""
     consumer = client.subscribe(topic, name)
     found: list[bytes] = []
     while True:
@@ -61,7 +61,7 @@ def bodies(first: int, count: int) -> list[bytes]:
     return [b"%05d" % number + BODY for number in range(first, first + count)]
 
 
-def test_producers_are_held_and_go_on_when_less_waits(broker: BrokerProcess, client: pulsar.Client, space: str) -> None:
+def test_producers_are_held_until_the_backlog_shrinks(broker: BrokerProcess, client: pulsar.Client, space: str) -> None:
     topic = f"persistent://{space}/hold"
     client.subscribe(topic, "s").close()
     producer = client.create_producer(topic, batching_enabled=False, send_timeout_millis=60_000)
@@ -73,7 +73,7 @@ def test_producers_are_held_and_go_on_when_less_waits(broker: BrokerProcess, cli
     producer.send_async(bodies(25, 1)[0], lambda result, _: results.append(result))
     with pytest.raises(pulsar.ProducerBlockedQuotaExceededError):
         client.create_producer(topic)
-    assert subscription(broker, topic)["msgBacklog"] == 25, "nothing more came, and nothing went"
+    assert subscription(broker, topic)["msgBacklog"] == 25, "nothing was stored, and nothing dropped"
     assert results == []
     found = consume(client, topic, 25)
     wait_until(lambda: results, "the held message to be stored")
@@ -114,7 +114,7 @@ def test_the_slowest_subscription_loses_its_oldest_messages(
     quick.close()
     set_quota(broker, space, {"limitSize": LIMIT, "policy": "consumer_backlog_eviction"})
     wait_until(lambda: subscription(broker, topic, "slow")["msgBacklog"] < 40, "the oldest messages to go")
-    assert publishers(broker, topic) == 1, "nobody is sent away"
+    assert publishers(broker, topic) == 1, "nobody is disconnected"
     kept = consume(client, topic, subscription(broker, topic, "slow")["msgBacklog"], "slow")
     assert kept == bodies(40 - len(kept), len(kept))
     assert 0.7 * LIMIT < sum(map(len, kept)) < 0.95 * LIMIT

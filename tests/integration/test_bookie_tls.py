@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bookie that does not answer the request for TLS as it should is not used, and nothing is sent to it unencrypted."""
+"""A bookie that answers the request for TLS wrongly is not used, and nothing is sent to it unencrypted."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ async def test_a_bookie_that_refuses_encryption_is_not_used(tmp_path: Path, said
     await server.wait_closed()
 
 
-async def test_certificates_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+async def test_certificates_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         await encrypted(BookieTls(tmp_path / "absent"))(asyncio.Protocol, "127.0.0.1", 1)
 
 
 class Bookie:
-    """It answers START_TLS and READ_LAC, and sends back any frame of version 2 that it gets."""
+    """Answers START_TLS and READ_LAC, and echoes every version 2 frame."""
 
     def __init__(self, server: ssl.SSLContext) -> None:
         self._context = server
@@ -106,7 +106,7 @@ class Bookie:
 
 
 class Echoed(asyncio.BufferedProtocol):
-    """Sends a frame, as connections to bookies do, and hears it again."""
+    """Sends a frame, as connections to bookies do, and receives its echo."""
 
     def __init__(self) -> None:
         self.heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -124,7 +124,7 @@ class Echoed(asyncio.BufferedProtocol):
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_both_event_loops_speak_with_and_without_encryption(tmp_path: Path, run: Callable[..., None]) -> None:
-    """Brokers run on uvloop, whose transports are of classes of its own."""
+    """Brokers run on uvloop, whose transports are not asyncio's classes."""
     authority = Authority(tmp_path)
     pair = authority.issue("bookie")
     server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

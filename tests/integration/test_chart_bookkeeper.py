@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the chart of a region makes of its values when messages are stored on BookKeeper."""
+"""What a region's chart renders from its values when messages are stored in BookKeeper."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PEERS = [
 
 
 def command_line(made: Rendered, pod_name: str, directory: Path) -> list[str]:
-    """What the broker's container runs in the pod of that name."""
+    """The command that the broker's container runs in the pod of that name."""
     for name, text in {"hostname": f"echo {pod_name}", "meridian": 'printf "%s\\n" "$@"'}.items():
         (directory / name).write_text(f"#!/bin/sh\n{text}\n")
         (directory / name).chmod(0o755)
@@ -53,7 +53,7 @@ def bookie_settings(made: Rendered) -> dict[str, str]:
     return dict(pairs)
 
 
-def test_each_broker_has_an_id_and_addresses_of_its_own_and_keeps_nothing(tmp_path: Path) -> None:
+def test_each_broker_has_its_own_id_and_addresses_and_stores_nothing(tmp_path: Path) -> None:
     tls = {"enabled": True, "existingSecret": "certificates"}
     outside = {"enabled": True, "host": "east.example.org", "port": 31000}
     made = rendered(
@@ -90,7 +90,7 @@ def test_lookups_are_sent_to_brokers_that_are_ready_where_there_are_several() ->
         assert made["Service", "meridian-broker-pods"]["spec"]["publishNotReadyAddresses"] is True
 
 
-def test_another_number_of_brokers_restarts_none_of_them() -> None:
+def test_changing_the_number_of_brokers_restarts_none_of_them() -> None:
     one, three = (
         rendered("meridian-region", region_values(region=ON_BOOKKEEPER, broker={"replicas": replicas}))
         for replicas in (1, 3)
@@ -98,8 +98,8 @@ def test_another_number_of_brokers_restarts_none_of_them() -> None:
     assert pod(one, "broker") == pod(three, "broker")
 
 
-def test_the_only_broker_of_a_region_with_others_has_no_id(tmp_path: Path) -> None:
-    """It owns every topic without asking, in dispatch scope `origin` too, and a second one must not start beside it."""
+def test_the_only_broker_of_a_region_with_peers_has_no_id(tmp_path: Path) -> None:
+    """It owns every topic without asking, in dispatch scope `origin` too, and no second broker may start beside it."""
     tls = {"enabled": True, "existingSecret": "certificates"}
     region = {**ON_BOOKKEEPER, "peers": PEERS}
     made = rendered("meridian-region", region_values(region=region, tls=tls))
@@ -140,7 +140,7 @@ def test_bookies_of_each_zone_are_known_to_brokers_by_their_ids(tmp_path: Path) 
     for zone, replicas in (("east-1a", 2), ("east-1b", 1), ("east-1b-2", 1)):
         spec = made["StatefulSet", f"meridian-bookie-{zone}"]["spec"]
         assert spec["replicas"] == replicas
-        assert spec["serviceName"] == "meridian-bookie", "whose name the certificate and the addresses have"
+        assert spec["serviceName"] == "meridian-bookie", "certificate and addresses carry this Service's name"
         labels = spec["template"]["metadata"]["labels"]
         assert spec["selector"]["matchLabels"].items() <= labels.items()
         assert made["Service", "meridian-bookie"]["spec"]["selector"].items() <= labels.items()
@@ -152,12 +152,12 @@ def test_bookies_of_each_zone_are_known_to_brokers_by_their_ids(tmp_path: Path) 
         assert placed == {"disk": "fast", "topology.kubernetes.io/zone": zone}
         for number in range(replicas):
             assert zones.of(f"meridian-bookie-{zone}-{number}") == zone
-    assert len({tuple(sorted(one.items())) for one in selectors}) == 3, "each counts its own pods"
+    assert len({tuple(sorted(one.items())) for one in selectors}) == 3, "each budget counts its own pods"
     assert "topology.kubernetes.io/zone" not in pod(made, "broker")["spec"].get("nodeSelector", {})
     assert made["ConfigMap", "meridian-identity"]["data"]["bookieZones"] == "east-1a,east-1b,east-1b-2"
 
 
-def test_without_zones_brokers_may_be_told_them(tmp_path: Path) -> None:
+def test_without_zones_in_the_chart_brokers_may_still_be_told_zones(tmp_path: Path) -> None:
     told = {"config": {"bookieZones": "meridian-bookie-0=a,meridian-bookie-*=b"}}
     made = rendered("meridian-region", region_values(region=ON_BOOKKEEPER, broker=told))
     zones = Zones(parse_zones(configuration(made, tmp_path).storage.bookie_zones))
@@ -166,7 +166,7 @@ def test_without_zones_brokers_may_be_told_them(tmp_path: Path) -> None:
 
 
 def test_autorecovery_is_a_process_of_its_own() -> None:
-    """It ends when its lease in etcd does; inside a bookie it would end the bookie, too, and all of them at once."""
+    """It exits when its lease in etcd ends; inside the bookies it would end all of them at once."""
     made = rendered("meridian-region", region_values(region=ON_BOOKKEEPER))
     assert bookie_settings(made)["autoRecoveryDaemonEnabled"] == "false"
     template = made["Deployment", "meridian-autorecovery"]["spec"]["template"]["spec"]
@@ -201,7 +201,7 @@ def test_bookies_find_the_regions_etcd_and_take_the_largest_message() -> None:
 
 
 def test_bookies_have_certificates_for_their_port_and_for_etcd() -> None:
-    """etcd compares names in a client's certificate with the client's address, so there are two."""
+    """etcd checks the names in a client's certificate against its address, so each bookie has two certificates."""
     values = region_values(region=ON_BOOKKEEPER, etcd={"tls": {"existingSecret": ""}})
     made = rendered("meridian-region", values, "--show-only", "templates/etcd-access.yaml")
     data = {key: base64.b64decode(text) for key, text in made["Secret", "meridian-etcd-tls"]["data"].items()}
@@ -232,7 +232,7 @@ def test_only_brokers_and_bookies_reach_bookies() -> None:
 
     assert admitted("bookie", 3181) == ["autorecovery", "bookie", "broker"]
     assert admitted("etcd", 2379) == ["autorecovery", "bookie", "broker"]
-    assert admitted("broker", 8080) == ["broker"], "and whom the values name"
+    assert admitted("broker", 8080) == ["broker"], "and the clients that the values name"
 
 
 def test_a_region_on_a_volume_has_no_bookies() -> None:
@@ -240,6 +240,6 @@ def test_a_region_on_a_volume_has_no_bookies() -> None:
     assert not [name for _, name in made if "bookie" in name]
 
 
-def test_the_notes_tell_that_three_bookies_have_no_spare() -> None:
+def test_the_notes_warn_that_three_bookies_leave_no_spare() -> None:
     assert "no spare" not in notes("meridian-region", region_values(region=ON_BOOKKEEPER))
     assert "no spare" in notes("meridian-region", region_values(region=ON_BOOKKEEPER, bookies={"replicas": 3}))

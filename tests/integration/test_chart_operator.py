@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator's chart makes of its values: rights above all."""
+"""What the operator's chart renders from its values: rights above all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.kubernetes.charts import cluster_with, refusal, rendered
 AGGREGATED = "rbac.authorization.k8s.io/aggregate-to-"
 
 
-def test_where_namespaces_are_listed_it_has_rights_in_these_only() -> None:
+def test_where_namespaces_are_listed_it_has_rights_in_those_only() -> None:
     made = rendered("meridian-operator", {"namespaces": ["team-a", "us-east"], "crds": {"enabled": False}})
     bound = [one for (kind, _), one in made.items() if kind == "ClusterRoleBinding"]
     assert not bound, "nothing is bound in the whole cluster"
@@ -71,7 +71,7 @@ def test_the_verifiers_namespace_is_created_where_it_is_missing_and_outlives_the
     assert not [kind for kind, _ in rendered("meridian-operator", {"crds": {"enabled": False}}) if kind == "Namespace"]
 
 
-def test_people_may_look_and_do_not_get_a_say_over_all_topics_by_themselves() -> None:
+def test_people_may_read_and_get_no_rights_over_all_topics_by_default() -> None:
     plain = rendered("meridian-operator", {"crds": {"enabled": False}})
     given = rendered("meridian-operator", {"crds": {"enabled": False}, "roles": {"aggregateToEdit": True}})
     assert plain["ClusterRole", "meridian-us-east-view"]["metadata"]["labels"][f"{AGGREGATED}view"] == "true"
@@ -89,7 +89,7 @@ def test_it_mounts_the_token_and_nothing_else_of_its_secret() -> None:
 
 
 def mounted(pod: dict[str, Any]) -> dict[str, list[tuple[str, str, str]]]:
-    """Everything of Secrets in a pod, by volume: the Secret's name and key, and the file."""
+    """What a pod mounts from Secrets, by volume: the Secret's name and key, and the file."""
     assert not [volume for volume in pod["volumes"] if "secret" in volume]
     return {
         volume["name"]: [
@@ -124,7 +124,7 @@ def test_a_region_may_have_a_token_and_authorities_of_its_own() -> None:
     made = rendered("meridian-operator", {"crds": {"enabled": False}, "regions": regions[1:]})
     pod = made["Deployment", "meridian"]["spec"]["template"]["spec"]
     assert mounted(pod) == {"tokens": own, "authorities": [("keyed-ca", "ca.crt", "keyed")]}, (
-        "nothing that nobody needs"
+        "nothing is mounted needlessly"
     )
 
 
@@ -187,7 +187,7 @@ def test_prometheus_finds_every_replica_and_is_let_in() -> None:
     assert let_in == {"from": prometheus, "ports": [{"protocol": "TCP", "port": opened[port["targetPort"]]}]}
 
 
-def test_it_is_told_the_regions_and_who_has_a_say() -> None:
+def test_it_is_told_the_regions_and_the_verifiers_that_count() -> None:
     values = {
         "crds": {"enabled": False},
         "namespaces": ["shop"],
@@ -230,7 +230,7 @@ def test_the_example_names_the_regions_of_the_examples() -> None:
     assert operator["verdicts"]["verifiers"] == [verifier["name"]]
 
 
-def test_each_region_may_write_its_own_token_and_the_operator_reads_these_alone() -> None:
+def test_each_region_may_write_its_own_token_and_the_operator_reads_those_alone() -> None:
     regions = [
         {"name": "us-east", "adminUrl": "http://east", "tokenIssuer": "us-east/meridian-token-issuer"},
         {"name": "us-west", "adminUrl": "http://west", "tokenIssuer": "west/r-token-issuer"},

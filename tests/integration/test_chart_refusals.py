@@ -53,7 +53,7 @@ WRONG_FOR_A_REGION: dict[str, dict[str, Any]] = {
     "a pull policy of one's own": {"broker": {"image": {"pullPolicy": "Sometimes"}}},
     "no broker": {"broker": {"replicas": 0}},
     "brokers in words": {"broker": {"replicas": "2"}},
-    "a storage that is none": {"region": {"storage": "pulsar"}},
+    "an unknown storage": {"region": {"storage": "pulsar"}},
     "two bookies": {"bookies": {"replicas": 2}},
     "memory of bookies without a unit": {"bookies": {"memory": {"heap": "512"}}},
     "a bookie's setting of two lines": {"bookies": {"config": {"gcWaitTime": "1\nbookiePort=1"}}},
@@ -75,12 +75,12 @@ WRONG_FOR_A_REGION: dict[str, dict[str, Any]] = {
     "a volume of nothing": {"broker": {"volume": {"size": "0Gi"}}},
     "a volume that etcd's own log fills": {"etcd": {"volume": {"size": "64Mi"}}},
     "a grace period that is too short": {"broker": {"terminationGracePeriodSeconds": 1}},
-    "a setting by the environment": {"broker": {"extraEnv": [{"name": "MERIDIAN_clusterName", "value": "x"}]}},
+    "a setting through the environment": {"broker": {"extraEnv": [{"name": "MERIDIAN_clusterName", "value": "x"}]}},
     "an environment variable that is misspelt": {"broker": {"extraEnv": [{"name": "TZ", "valeu": "UTC"}]}},
     "an environment variable that is a number": {"broker": {"extraEnv": [{"name": "DEBUG", "value": 1}]}},
     "a volume with the name of the data's": {"broker": {"extraVolumes": [{"name": "data", "emptyDir": {}}]}},
     "a mount in place of the data": {"broker": {"extraVolumeMounts": [{"name": "more", "mountPath": "/data"}]}},
-    "a mount without a place": {"broker": {"extraVolumeMounts": [{"name": "more"}]}},
+    "a mount without a path": {"broker": {"extraVolumeMounts": [{"name": "more"}]}},
     "a label that the Services select": {"broker": {"podLabels": {"app.kubernetes.io/component": "proxy"}}},
     "a label of two words": {"broker": {"podLabels": {"team": "our team"}}},
     "a label without a valid key": {"etcd": {"podLabels": {"our team": "a"}}},
@@ -92,7 +92,7 @@ WRONG_FOR_A_REGION: dict[str, dict[str, Any]] = {
     "an outside without a host": {"external": {"enabled": True}},
     "a host with a blank": {"external": {"enabled": True, "host": "a b"}},
     "a host with two dots in a row": {"external": {"enabled": True, "host": "east..example.org"}},
-    "a node port that is none": {"external": {"enabled": True, "host": "node", "port": 80}},
+    "an invalid node port": {"external": {"enabled": True, "host": "node", "port": 80}},
     "a type of service of one's own": {"external": {"type": "ClusterIP"}},
     "two members of etcd": {"etcd": {"replicas": 2}},
     "three members in words": {"etcd": {"replicas": "3"}},
@@ -182,8 +182,8 @@ def test_wrong_values_are_refused_before_anything_is_rendered(
 ) -> None:
     cases = {"what is right": base} | {name: merged(base, values) for name, values in wrong.items()}
     told = refusals_by_schema(chart, cases)
-    assert not told.pop("what is right"), "or the others prove nothing"
-    assert not [name for name, words in told.items() if not words], "these were taken"
+    assert not told.pop("what is right"), "the unchanged values must pass, or the refusals prove nothing"
+    assert not [name for name, words in told.items() if not words], "these values were accepted"
 
 
 def test_two_regions_that_the_operator_cannot_tell_apart_are_refused() -> None:
@@ -212,8 +212,8 @@ def test_an_upgrade_does_not_leave_the_operator_without_regions() -> None:
     rendered("meridian-operator", {"regions": regions}, "--is-upgrade")
 
 
-def test_settings_that_the_chart_makes_itself_are_not_for_configuring() -> None:
-    """A second line for one of them would silently win, or lose: the region under another name, or without a login."""
+def test_settings_that_the_chart_writes_itself_cannot_be_configured() -> None:
+    """A second line for one of them would silently win or lose: the region would have another name, or no login."""
     wanted = {
         *("clusterName", "dataDirectory", "metadataStoreUrl", "metadataStoreUser", "regionsFile", "peerTokenFile"),
         *("brokerId", "bookkeeperTLSTrustCertsFilePath"),
@@ -231,7 +231,7 @@ def test_settings_that_the_chart_makes_itself_are_not_for_configuring() -> None:
 
 
 def test_settings_that_no_broker_starts_with_are_refused_together() -> None:
-    """A broker would refuse them too, but at its next restart."""
+    """A broker would refuse them too, but only at its next restart."""
     certificate = "/etc/meridian/tls/tls.crt"
     config = {
         "managedLedgerDefaultEnsembleSize": 4,
@@ -263,8 +263,8 @@ def test_a_region_is_not_its_own_peer_and_no_peer_is_listed_twice() -> None:
     assert "us-east is this region itself" in told
 
 
-def test_the_operator_is_told_each_region_once() -> None:
-    """Two regions at one address would each be told what the other one should hold."""
+def test_no_region_is_listed_twice_for_the_operator() -> None:
+    """Two regions at one address would each be given the other's objects."""
     twice = [{"name": "a", "adminUrl": "http://a:8080"}, {"name": "a", "adminUrl": "http://b:8080"}]
     assert "regions: a is listed twice" in refusal("meridian-operator", {"regions": twice})
     default = [{"name": "default", "adminUrl": "http://a:8080"}]
@@ -273,7 +273,7 @@ def test_the_operator_is_told_each_region_once() -> None:
     assert "http://a:8080 is listed twice" in refusal("meridian-operator", {"regions": shared})
 
 
-def test_addresses_of_peers_go_with_tls() -> None:
+def test_addresses_of_peers_match_the_tls_setting() -> None:
     secure = PEER | {"serviceUrl": "pulsar+ssl://us-west:6651", "adminUrl": "https://us-west:8443"}
     tls = {"enabled": True, "existingSecret": "certificates"}
     assert "begin with pulsar+ssl:" in refusal("meridian-region", region_values(region={"peers": [PEER]}, tls=tls))
@@ -284,7 +284,7 @@ def test_addresses_of_peers_go_with_tls() -> None:
 
 
 def identity(region: str, members: int, storage: str = "local") -> dict[str, Any]:
-    """What an installation of this chart left, read back from what the chart renders."""
+    """What an installation of this chart leaves behind, taken from what the chart renders."""
     values = region_values(region={"name": region, "storage": storage}, etcd={"replicas": members})
     made = rendered("meridian-region", values, "--show-only", "templates/identity.yaml")
     note = made["ConfigMap", "meridian-identity"]
@@ -293,7 +293,7 @@ def identity(region: str, members: int, storage: str = "local") -> dict[str, Any
 
 
 def stateful_set(part: str, replicas: int = 1, **claims: str) -> dict[str, Any]:
-    """One that is installed, and the sizes of its claims."""
+    """An installed StatefulSet with the sizes of its claims."""
     templates = [
         {"metadata": {"name": name}, "spec": {"resources": {"requests": {"storage": size}}}}
         for name, size in claims.items()
@@ -307,7 +307,7 @@ def stateful_set(part: str, replicas: int = 1, **claims: str) -> dict[str, Any]:
 
 
 def test_what_the_volumes_hold_stays_as_it_was_installed() -> None:
-    """Another name for stored messages; a second etcd beside the first; a claim that Kubernetes would refuse."""
+    """Another region over stored messages; a second etcd beside the first; a claim that Kubernetes would refuse."""
     with cluster_with(
         identity("solo", 1), stateful_set("broker", data="20Gi"), stateful_set("etcd", data="2Gi")
     ) as cluster:
@@ -318,13 +318,13 @@ def test_what_the_volumes_hold_stays_as_it_was_installed() -> None:
         assert "patch pvc data-meridian-broker-0 -p" in told
         assert '"storage":"40Gi"' in told
         assert "delete statefulset meridian-broker --cascade=orphan" in told
-        assert "etcd.volume.size" not in told, "that one is the same"
+        assert "etcd.volume.size" not in told, "the one that did not change"
         same = region_values(region={"name": "solo"}, broker={"volume": {"size": "20480Mi"}})
         rendered("meridian-region", same, cluster=cluster)
 
 
-def test_members_of_etcd_go_on_finding_each_other() -> None:
-    """Each is on record in etcd's own data with its address, which begins with the scheme."""
+def test_members_of_etcd_still_find_each_other() -> None:
+    """etcd's own data holds each member's address, and that begins with the scheme."""
     for members, before, refused in ((3, True, True), (3, False, True), (1, True, False)):
         values = region_values(etcd={"replicas": members, "tls": {"enabled": before}})
         made = rendered("meridian-region", values, "--show-only", "templates/identity.yaml")
@@ -357,7 +357,7 @@ def test_messages_stay_where_the_region_was_installed_to_store_them() -> None:
 
 
 def test_bookies_stay_in_the_zones_where_they_were_installed() -> None:
-    """Their volumes do; StatefulSets of other names would start empty bookies."""
+    """Their volumes stay there; StatefulSets of other names would start empty bookies."""
     region = {"storage": "bookkeeper"}
     zones = ["a", "b", "c"]
     in_zones = region_values(region=region, bookies={"zones": zones})
@@ -376,7 +376,7 @@ def test_bookies_stay_in_the_zones_where_they_were_installed() -> None:
         )
 
 
-def test_zones_that_cannot_be_are_refused() -> None:
+def test_impossible_zones_are_refused() -> None:
     region = {"storage": "bookkeeper"}
     few = region_values(region=region, bookies={"zones": ["a", "b", "c", "d", "e"]})
     assert "4 bookies cannot be in 5 zones" in refusal("meridian-region", few)
@@ -400,7 +400,7 @@ def test_bookies_are_removed_one_at_a_time_and_their_volumes_do_not_change() -> 
         )
 
 
-def test_several_brokers_need_a_storage_that_all_of_them_reach_and_an_address_each() -> None:
+def test_several_brokers_need_shared_storage_and_an_address_each() -> None:
     bookkeeper = {"storage": "bookkeeper"}
     assert "2 brokers need region.storage: bookkeeper" in refusal(
         "meridian-region", region_values(broker={"replicas": 2})
@@ -417,7 +417,7 @@ def test_several_brokers_need_a_storage_that_all_of_them_reach_and_an_address_ea
     assert "up to 32768; the last one is 32767" in told
 
 
-def test_bookies_are_refused_what_would_stop_them() -> None:
+def test_values_that_would_stop_bookies_are_refused() -> None:
     values = region_values(
         region={"storage": "bookkeeper"},
         etcd={"tls": {"enabled": False}},
@@ -433,7 +433,7 @@ def test_bookies_are_refused_what_would_stop_them() -> None:
 
 
 def test_bookies_are_not_left_open_to_everyone_by_mistake() -> None:
-    """They ask for no secret, so the NetworkPolicy is all that protects them."""
+    """They do not authenticate clients, so only the NetworkPolicy protects them."""
     region, nobody = {"storage": "bookkeeper"}, {"enabled": False}
     told = refusal("meridian-region", region_values(region=region, networkPolicy=nobody))
     assert "can read, fence and write all of the region's messages" in told

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the chart of a region makes of its values."""
+"""What a region's chart renders from its values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checksums(values: dict[str, Any], cluster: str | None = None) -> dict[str, s
 
 
 def test_whole_numbers_reach_the_broker_as_they_were_written(tmp_path: Any) -> None:
-    """Also large ones, and those that Helm read back from an earlier release, where all numbers have a point."""
+    """Large ones too, and those that Helm read back from an earlier release, where all numbers are floats."""
     whole = {key: one for key, one in BY_KEY.items() if one.kind is int and not key.endswith(("Port", "Tls"))}
     largest = {key: min(one.maximum or 0, LARGEST) for key, one in whole.items()}
     config = largest | {"maxMessageSize": 10_485_760, "logLevel": "warning", "brokerDeduplicationEnabled": True}
@@ -76,7 +76,7 @@ def test_the_broker_can_use_what_it_is_configured_with(secure: bool, tmp_path: A
         )
         assert ports == {("pulsar-tls", 6651), ("https", 8443)}
         assert outside == [{"name": "pulsar-tls", "targetPort": "pulsar-tls", "port": 6651, "nodePort": 30650}]
-        assert open_ports == [6651, 8443], "nothing goes in plain text"
+        assert open_ports == [6651, 8443], "nothing is sent in plain text"
         assert "pulsar+ssl://east.example.org:30650" in settings.network.advertised_listeners
         mounted = {one["mountPath"] for one in pod(made, "broker")["spec"]["containers"][0]["volumeMounts"]}
         assert "/etc/meridian/tls" in mounted
@@ -107,7 +107,7 @@ def test_the_broker_is_restarted_for_what_it_reads_when_it_starts_and_for_nothin
     assert told[0] == told[1] == told[2], "brokers follow their keys"
 
 
-def test_brokers_read_a_second_key_that_comes_and_goes() -> None:
+def test_brokers_read_a_second_key_while_it_exists() -> None:
     made = rendered("meridian-region", region_values())
     volume = next(one for one in pod(made, "broker")["spec"]["volumes"] if one["name"] == "tokens")
     first, second = (source["secret"] for source in volume["projected"]["sources"])
@@ -118,7 +118,7 @@ def test_brokers_read_a_second_key_that_comes_and_goes() -> None:
 
 
 def test_a_pod_that_is_not_the_regions_first_starts_no_broker() -> None:
-    """Whoever scales the StatefulSet up by hand gets a pod that fails, not one that takes the region over."""
+    """Scaling the StatefulSet up by hand gives a pod that fails, not one that takes the region over."""
     command = pod(rendered("meridian-region", region_values()), "broker")["spec"]["containers"][0]["command"]
     assert command[:2] == ["sh", "-c"]
     assert "!= meridian-broker-0 " in command[2]
@@ -126,7 +126,7 @@ def test_a_pod_that_is_not_the_regions_first_starts_no_broker() -> None:
     assert done.returncode == 1 and "scale the StatefulSet back to 1" in done.stderr
 
 
-def test_only_one_container_has_root_s_password_of_etcd_and_no_restart_waits_for_it() -> None:
+def test_only_one_container_has_etcds_root_password_and_no_restart_waits_for_it() -> None:
     spec = pod(rendered("meridian-region", region_values()), "broker")["spec"]
     assert "initContainers" not in spec
     broker, securing = spec["containers"]
@@ -136,7 +136,7 @@ def test_only_one_container_has_root_s_password_of_etcd_and_no_restart_waits_for
 
 
 def is_waiting_for(parent: int, program: str) -> bool:
-    """Is it the only child of this process?"""
+    """Whether that command is the only child of this process."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return [Path(f"/proc/{child}/comm").read_text().strip() for child in children] == [program]
 
@@ -147,7 +147,7 @@ def test_the_container_that_has_secured_etcd_idles_and_ends_with_its_pod(tmp_pat
     program.write_text("#!/bin/sh\nexit $1\n")
     program.chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert subprocess.run([*command, "3"], env=path, timeout=10).returncode == 1, "it is started again"
+    assert subprocess.run([*command, "3"], env=path, timeout=10).returncode == 1, "the container would be restarted"
     with subprocess.Popen([*command, "0"], env=path, start_new_session=True) as idling:
         wait_until(lambda: is_waiting_for(idling.pid, "sleep"), "the container to idle")
         idling.terminate()
@@ -155,8 +155,8 @@ def test_the_container_that_has_secured_etcd_idles_and_ends_with_its_pod(tmp_pat
         os.killpg(idling.pid, signal.SIGKILL)
 
 
-def test_clients_reach_a_broker_that_starts() -> None:
-    """It lets them wait. Were they refused, each would wait longer before its next attempt."""
+def test_clients_reach_a_broker_that_is_starting() -> None:
+    """They wait for it. If refused, each would wait longer before its next attempt."""
     made = rendered("meridian-region", region_values(external={"enabled": True, "host": "east.example.org"}))
     for name in ("meridian-broker", "meridian-broker-external"):
         assert made["Service", name]["spec"]["publishNotReadyAddresses"] is True
@@ -215,7 +215,7 @@ def test_pods_take_what_a_cluster_asks_of_them() -> None:
 
 
 def test_the_notes_can_be_pasted() -> None:
-    """A here-document ends at a line that is END and nothing else; so what is printed for it is not indented."""
+    """A here-document ends at a line that is exactly END, so the notes do not indent it."""
     told = notes("meridian-region", region_values(region={"peers": PEERS}))
     _, _, rest = told.partition("kubectl apply -f - <<END\n")
     document, ended, _ = rest.partition("\nEND\n")
@@ -223,10 +223,10 @@ def test_the_notes_can_be_pasted() -> None:
     topic = yaml.safe_load(document)
     assert topic["kind"] == "GeoTopic"
     assert topic["spec"]["regions"] == ["us-east", "us-west"]
-    assert told.index("meridian-operator") < told.index("kubectl apply"), "before that there is no such kind"
+    assert told.index("meridian-operator") < told.index("kubectl apply"), "before that the kind does not exist"
 
 
-def test_the_operators_token_is_issued_beside_the_key_and_by_nobody_else() -> None:
+def test_only_a_pod_beside_the_key_issues_the_operators_token() -> None:
     token = {"secret": "meridian-system/operator-token-us-east", "lifetime": "12h"}
     made = rendered("meridian-region", region_values(operatorToken=token, auth={"existingSecret": "keys"}))
     spec = made["Deployment", "meridian-token-issuer"]["spec"]["template"]["spec"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the verifier's chart makes of its values."""
+"""What the verifier's chart renders from its values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REGIONS: dict[str, Any] = {
 }
 
 
-def test_driver_and_executors_believe_the_regions_authority() -> None:
+def test_driver_and_executors_trust_the_regions_authority() -> None:
     regions = [REGIONS["regions"][0] | {"caSecret": "us-east-ca"}, REGIONS["regions"][1]]
     made = rendered("meridian-verifier", {"regions": regions, "tls": {"caSecret": "regions-ca"}})
     driver = made["CronJob", "meridian"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
@@ -35,7 +35,7 @@ def test_driver_and_executors_believe_the_regions_authority() -> None:
     assert "--ca-dir=/etc/meridian/tls" in driver["containers"][0]["args"]
 
 
-def test_without_authorities_of_their_own_regions_are_believed_by_the_systems() -> None:
+def test_without_its_own_authority_a_region_is_trusted_by_the_systems_authorities() -> None:
     driver = rendered("meridian-verifier", REGIONS)["CronJob", "meridian"]["spec"]["jobTemplate"]["spec"]["template"]
     assert not [one for one in driver["spec"]["containers"][0]["args"] if one.startswith("--ca-dir")]
     assert "tls" not in {one["name"] for one in driver["spec"]["volumes"]}
@@ -75,7 +75,7 @@ def test_the_api_server_reserves_verdicts_for_the_verifier() -> None:
     assert not [kind for kind, _ in open_to_all if kind.startswith("ValidatingAdmissionPolicy")]
 
 
-def test_a_cluster_without_admission_policies_is_told_how_to_go_on() -> None:
+def test_for_a_cluster_without_admission_policies_the_chart_says_what_to_set() -> None:
     old = ("--kube-version", "1.29.4")
     told = refusal("meridian-verifier", REGIONS, *old)
     assert "Kubernetes 1.29.4 has no ValidatingAdmissionPolicy" in told and "admissionPolicy.enabled=false" in told

@@ -43,7 +43,7 @@ def started(broker: BrokerProcess, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def next_line(process: subprocess.Popen[bytes]) -> bytes:
-    """A line of its output as soon as it is there."""
+    """The next line of its output, as soon as it arrives."""
     assert process.stdout is not None
     line = b""
     while not line.endswith(b"\n"):
@@ -92,7 +92,7 @@ def test_key_and_properties_travel(broker: BrokerProcess) -> None:
     assert message["redeliveryCount"] == 0
 
 
-def test_count_repeats_texts_and_rate_holds_them_back(broker: BrokerProcess) -> None:
+def test_count_repeats_texts_and_rate_paces_them(broker: BrokerProcess) -> None:
     done(broker, "produce", "counted", "-m", "a", "-m", "b", "--count", "5", "--rate", "1000")
     assert [message["payload"] for message in consumed(broker, "counted", "s", 5)] == list("ababa")
     process = started(broker, "produce", "slow", "-m", "x", "--count", "1000000", "--rate", "0.01")
@@ -167,7 +167,7 @@ def test_of_a_batch_only_what_was_printed_is_acknowledged(broker: BrokerProcess)
 
 def test_partitions_are_chosen_by_key_and_otherwise_in_turn(broker: BrokerProcess) -> None:
     broker.http("PUT", "/admin/v2/persistent/public/default/parts/partitions", 4)
-    # What Java's "...".hashCode() says, known from its language specification: 96354 and 2112 (for both).
+    # Java's "...".hashCode(), known from its language specification: 96354 and 2112 (for both).
     for key, partition in (("abc", 96354 % 4), ("Aa", 2112 % 4), ("BB", 2112 % 4), ("", 0)):
         done(broker, "produce", "parts", "-m", "x", "--key", key, "--count", "2")
         found = {(message["key"], message["topic"][-1]) for message in consumed(broker, "parts", "s", 2)}
@@ -184,14 +184,14 @@ def test_the_hash_of_a_key_is_javas(key: str) -> None:
     assert key_hash(key) == sum(unit * 31 ** (len(units) - 1 - at) for at, unit in enumerate(units)) % 2**32 % 2**31
 
 
-def test_bytes_that_are_no_text_are_shown_as_base64(broker: BrokerProcess) -> None:
+def test_bytes_that_are_not_text_are_shown_as_base64(broker: BrokerProcess) -> None:
     done(broker, "produce", "bytes", stdin=b"\xff\xfe\n")
     assert done(broker, "consume", "bytes", "-s", "plain", "--count", "1") == b"\xff\xfe\n"
     (message,) = consumed(broker, "bytes", "json", 1)
     assert message["payloadBase64"] == "//4="
 
 
-def test_what_cannot_be_read_is_said_and_left(broker: BrokerProcess) -> None:
+def test_a_message_that_cannot_be_read_is_reported_and_not_acknowledged(broker: BrokerProcess) -> None:
     client = connect(broker.service_url)
     client.create_producer("packed", compression_type=pulsar.CompressionType.LZ4).send(b"a" * 100)
     client.create_producer("packed").send(b"readable")
@@ -202,7 +202,7 @@ def test_what_cannot_be_read_is_said_and_left(broker: BrokerProcess) -> None:
     assert backlog(broker, "packed", "s") == 1
 
 
-def test_a_reader_that_goes_away_takes_only_what_it_saw(broker: BrokerProcess) -> None:
+def test_a_closed_pipe_consumes_only_what_was_printed(broker: BrokerProcess) -> None:
     done(broker, "produce", "head", "-m", "a")
     consuming = started(broker, "consume", "head", "-s", "s")
     assert next_line(consuming) == b"a\n"
@@ -218,7 +218,7 @@ def test_a_reader_that_goes_away_takes_only_what_it_saw(broker: BrokerProcess) -
     assert done(broker, "consume", "head", "-s", "s", "--count", "1") == b"b\n"
 
 
-def test_a_refusal_is_a_no(broker: BrokerProcess) -> None:
+def test_a_refusal_exits_with_no(broker: BrokerProcess) -> None:
     holder = started(broker, "consume", "held", "-s", "s", "--type", "exclusive")
     done(broker, "produce", "held", "-m", "x")
     assert next_line(holder) == b"x\n"
@@ -232,7 +232,7 @@ def test_a_refusal_is_a_no(broker: BrokerProcess) -> None:
     assert ended.stderr.startswith(b"Error: ")
 
 
-def test_fewer_messages_than_asked_for_is_a_no(broker: BrokerProcess) -> None:
+def test_fewer_messages_than_asked_for_exits_with_no(broker: BrokerProcess) -> None:
     ended = ended_of(broker, "produce", "few", "--count", "3", stdin=b"a\nb\n")
     assert (ended.returncode, ended.stderr) == (1, b"Error: 2 of 3 messages sent, then the input ended\n")
     ended = ended_of(broker, "consume", "few", "-s", "s", "--count", "3", "--timeout", "3")
@@ -246,7 +246,7 @@ def test_a_message_that_is_too_large_is_refused_here(broker: BrokerProcess) -> N
     assert ended.stdout.startswith(b"stored 1 message ")
 
 
-def test_a_broker_that_dies_leaves_it_open(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_dead_broker_leaves_the_outcome_unknown(broker: BrokerProcess, tmp_path: Path) -> None:
     with BrokerProcess("short", tmp_path / "short") as mortal:
         typing = started(mortal, "produce", "t", "--rate", "0.01", "-m", "x", "--count", "5")
         watching = started(mortal, "consume", "t", "-s", "s")
@@ -259,7 +259,7 @@ def test_a_broker_that_dies_leaves_it_open(broker: BrokerProcess, tmp_path: Path
 
 
 @pytest.mark.parametrize("command", [["produce", "t", "-m", "x"], ["consume", "t", "-s", "s"]])
-def test_nobody_there_says_what_to_try(command: list[str]) -> None:
+def test_an_unreachable_broker_is_answered_with_what_to_try(command: list[str]) -> None:
     env = os.environ | {"MERIDIAN_SERVICE_URL": f"pulsar://127.0.0.1:{free_port()}"}
     ended = meridian_text(*command, environment=env)
     assert ended.returncode == 2

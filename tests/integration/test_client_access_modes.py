@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Producers alone on a topic: the unmodified client, and the wire where it shows more than the client does."""
+"""Exclusive producers: through the unmodified client, and over the wire where that shows more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def producer_names(broker: BrokerProcess, topic: str) -> list[str]:
 
 
 class Waiter:
-    """A producer that is made in a thread, because the client returns once it is let in."""
+    """A producer that is created in a thread, because the client blocks until it is let in."""
 
     def __init__(self, client: pulsar.Client, topic: str) -> None:
         self.outcome: Any = None
@@ -60,14 +60,14 @@ def test_an_exclusive_producer_is_alone(client: pulsar.Client, topic: str) -> No
     client.create_producer(topic).close()
 
 
-def test_nobody_is_alone_beside_shared_producers(client: pulsar.Client, topic: str) -> None:
+def test_no_producer_is_exclusive_beside_shared_ones(client: pulsar.Client, topic: str) -> None:
     shared = client.create_producer(topic)
     with pytest.raises(pulsar.ProducerFenced):
         client.create_producer(topic, access_mode=Mode.Exclusive)
     shared.send(b"x")
 
 
-def test_who_waits_is_let_in_when_the_others_are_gone(client: pulsar.Client, topic: str) -> None:
+def test_a_waiting_producer_is_let_in_when_the_others_are_gone(client: pulsar.Client, topic: str) -> None:
     first = client.create_producer(topic, access_mode=Mode.Exclusive)
     waiter = Waiter(client, topic)
     wait_until(lambda: _is_busy(client, topic), "the waiting producer to be noticed")
@@ -96,7 +96,7 @@ def test_fencing_sends_the_others_away_for_good(client: pulsar.Client, broker: B
         alone.send(b"fenced")
     second.send(b"after")
     second.close()
-    # The place is free, and yet the first one does not come back: its epoch is over.
+    # The topic has no producer now, and yet the first one does not come back: its epoch is over.
     with pytest.raises(pulsar.PulsarException):
         alone.send(b"fenced")
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
@@ -128,12 +128,12 @@ async def wire(broker: BrokerProcess) -> AsyncIterator[RawConnection]:
 
 
 async def admitted(wire: RawConnection) -> tuple[int, bool, int | None]:
-    """Of the next PRODUCER_SUCCESS: request, ready, epoch."""
+    """Request, ready flag and epoch of the next PRODUCER_SUCCESS."""
     answer = await wire.hear(T.PRODUCER_SUCCESS)
     return answer.request_id, answer.producer_ready, answer.topic_epoch if answer.HasField("topic_epoch") else None
 
 
-async def test_epochs_are_counted_told_and_kept(wire: RawConnection, topic: str, broker: BrokerProcess) -> None:
+async def test_epochs_are_counted_announced_and_stored(wire: RawConnection, topic: str, broker: BrokerProcess) -> None:
     assert not (await wire.producer(topic)).HasField("topic_epoch")
     wire.close_producer()
     await wire.hear(T.SUCCESS)
@@ -153,7 +153,7 @@ async def test_epochs_are_counted_told_and_kept(wire: RawConnection, topic: str,
     await again.close()
 
 
-async def test_the_one_who_waits_is_answered_twice(wire: RawConnection, topic: str) -> None:
+async def test_a_waiting_producer_is_answered_twice(wire: RawConnection, topic: str) -> None:
     await wire.producer(topic, 1)
     first = wire.ask_producer(topic, 2, producer_access_mode=WaitForExclusive)
     assert await admitted(wire) == (first, False, None)
@@ -169,7 +169,7 @@ async def test_the_one_who_waits_is_answered_twice(wire: RawConnection, topic: s
     assert await admitted(wire) == (second, True, 1)
 
 
-async def test_who_stops_waiting_is_let_in_no_more(wire: RawConnection, topic: str, broker: BrokerProcess) -> None:
+async def test_a_producer_that_stops_waiting_stays_out(wire: RawConnection, topic: str, broker: BrokerProcess) -> None:
     await wire.producer(topic, 1)
     wire.ask_producer(topic, 2, producer_access_mode=WaitForExclusive)
     await admitted(wire)
@@ -187,7 +187,7 @@ async def test_who_stops_waiting_is_let_in_no_more(wire: RawConnection, topic: s
     assert (request, ready) == (last, True)
 
 
-async def test_fencing_tells_those_who_were_there_and_those_who_waited(wire: RawConnection, topic: str) -> None:
+async def test_fencing_notifies_connected_and_waiting_producers(wire: RawConnection, topic: str) -> None:
     await wire.producer(topic, 1, producer_access_mode=Exclusive)
     waiting = wire.ask_producer(topic, 2, producer_access_mode=WaitForExclusive)
     await admitted(wire)
@@ -198,9 +198,7 @@ async def test_fencing_tells_those_who_were_there_and_those_who_waited(wire: Raw
     assert await admitted(wire) == (fencing, True, 1)
 
 
-async def test_a_connection_that_breaks_gives_the_place_free(
-    wire: RawConnection, topic: str, broker: BrokerProcess
-) -> None:
+async def test_a_broken_connection_frees_the_place(wire: RawConnection, topic: str, broker: BrokerProcess) -> None:
     other = await RawConnection.open(broker.port)
     await other.producer(topic, producer_access_mode=Exclusive)
     waiting = wire.ask_producer(topic, producer_access_mode=WaitForExclusive)
@@ -213,7 +211,7 @@ async def test_a_connection_that_breaks_gives_the_place_free(
 async def test_an_exclusive_producer_replaces_its_own_dead_connection(
     wire: RawConnection, topic: str, broker: BrokerProcess, given: bool
 ) -> None:
-    """The broker has not noticed yet that the old one is dead; others are waiting for the place."""
+    """The broker has not noticed yet that the old connection is dead; other producers are waiting."""
     named = {"producer_name": "p", "user_provided_producer_name": given, "producer_access_mode": Exclusive}
     before = await wire.producer(topic, 1, **named)
     waiter = await RawConnection.open(broker.port)
@@ -230,7 +228,7 @@ async def test_an_exclusive_producer_replaces_its_own_dead_connection(
     await waiter.close()
 
 
-async def test_two_who_fence_at_once_do_not_both_come_in(wire: RawConnection, topic: str) -> None:
+async def test_of_two_producers_that_fence_at_once_one_is_let_in(wire: RawConnection, topic: str) -> None:
     wire.ask_producer(topic, 1, producer_access_mode=ExclusiveWithFencing)
     second = wire.ask_producer(topic, 2, producer_access_mode=ExclusiveWithFencing)
     heard = await wire.hear_any()

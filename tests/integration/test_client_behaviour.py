@@ -18,7 +18,7 @@ from support.brokers.region_clients import PATIENCE_MS, connect, drain
 
 EARLIEST = pulsar.InitialPosition.Earliest
 QUIET_MS = 400
-"""How long nothing must come before a test believes that nothing comes."""
+"""How long silence must last before a test believes that nothing comes."""
 
 
 def publish(client: pulsar.Client, topic: str, bodies: list[bytes], **options: Any) -> list[pulsar.MessageId]:

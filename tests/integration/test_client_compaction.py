@@ -41,7 +41,7 @@ CODECS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_of_each_key_the_newest_message_stays_also_inside_batches(
+def test_the_newest_message_of_each_key_stays_also_inside_batches(
     broker: BrokerProcess, client: pulsar.Client, topic: str, codec: str
 ) -> None:
     old = [(f"k{number}", b"old" * 50) for number in range(6)]
@@ -99,14 +99,14 @@ def test_a_durable_subscription_reads_the_view_and_claims_nothing_of_what_is_not
     wait_until(lambda: backlog(broker, topic, "s") == 0, "the cursor to pass what compaction took out")
     consumer.close()
     plain = client.subscribe(topic, "s")
-    assert rows(receive(plain, 15)) == published[:15], "who asks for all gets what nobody acknowledged"
+    assert rows(receive(plain, 15)) == published[:15], "a consumer of the whole log gets what nobody acknowledged"
     assert_quiet(plain)
 
 
-def test_a_batch_that_is_taken_out_while_a_consumer_holds_it_is_acknowledged_as_it_was_sent(
+def test_a_batch_compacted_away_while_a_consumer_holds_it_is_acknowledged_as_sent(
     broker: BrokerProcess, client: pulsar.Client, topic: str
 ) -> None:
-    """Of the first batch the view has two of three messages, of the second all; then the view has none of either."""
+    """The view has two of the first batch's three messages and all of the second's; then it has none of either."""
     batched: dict[str, Any] = {"batching_enabled": True, "batching_max_publish_delay_ms": 1000}
     client.subscribe(topic, "s", initial_position=EARLIEST).close()
     publish(client, topic, [("k0", b"0"), ("k1", b"1"), ("k2", b"2")], **batched)
@@ -135,10 +135,10 @@ def backlog(broker: BrokerProcess, topic: str, subscription: str) -> int:
 
 
 @pytest.mark.parametrize("compacted", [True, False])
-def test_a_cumulative_acknowledgement_into_the_batch_that_begins_a_ledger_is_about_what_is_before_it(
+def test_a_cumulative_acknowledgement_into_a_ledgers_first_batch_covers_what_is_before_it(
     broker: BrokerProcess, client: pulsar.Client, topic: str, compacted: bool
 ) -> None:
-    """Without acknowledgements of single messages of a batch this client names the entry before it: number -1."""
+    """Unless it acknowledges single messages of a batch, this client names the entry before the batch: number -1."""
     batched: dict[str, Any] = {"batching_enabled": True, "batching_max_publish_delay_ms": 60_000}
     client.subscribe(topic, "s", initial_position=EARLIEST).close()
     before = [(f"a{number}", b"before") for number in range(10)]  # one ledger
@@ -150,7 +150,7 @@ def test_a_cumulative_acknowledgement_into_the_batch_that_begins_a_ledger_is_abo
     behind = [("c", b"behind")] * (1 if compacted else 12)
     consumer = client.subscribe(topic, "s", is_read_compacted=compacted)
     messages = receive(consumer, 14 + len(behind))
-    assert messages[10].message_id().entry_id() == 0, "it begins a ledger"
+    assert messages[10].message_id().entry_id() == 0, "the batch begins a ledger"
     consumer.acknowledge_cumulative(messages[11])
     consumer.close()
     consumer = client.subscribe(topic, "s", is_read_compacted=compacted)
@@ -202,7 +202,7 @@ def test_table_views_hold_the_newest_of_each_key_and_follow(
 
 
 def table(view: pulsar.TableView) -> dict[str, bytes]:
-    """What the view holds. Asked key by key: ``for_each`` of the client can crash while messages come in."""
+    """What the view holds, read key by key: the client's ``for_each`` can crash while messages arrive."""
     found = {key: view.get(key) for key in (f"k{number}" for number in range(10))}
     assert len(view) <= len(found)
     return {key: value for key, value in found.items() if value is not None}

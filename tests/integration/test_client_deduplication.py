@@ -31,7 +31,7 @@ async def wire(broker: BrokerProcess) -> AsyncIterator[RawConnection]:
 
 
 def stored(broker: BrokerProcess, topic: str) -> list[bytes]:
-    """Everything that is there, by a client of its own."""
+    """Everything that is stored, read by a separate client."""
     client = connect(broker.service_url)
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     found = []
@@ -50,13 +50,13 @@ def numbers(first: int, last: int) -> list[bytes]:
 
 
 def heard(results: list[pulsar.Result], count: int) -> None:
-    """Everything was sent. The client may end a flush before it tells of the last receipt."""
+    """Wait for all receipts: the client may end a flush before it reports the last one."""
     wait_until(lambda: len(results) >= count, "the last receipt to be told")
     assert results == [pulsar.Result.Ok] * count
 
 
 def publish(producer: pulsar.Producer, first: int, last: int) -> None:
-    """Messages with these sequence ids; the client takes 0 for "none given"."""
+    """Publish messages with these sequence ids; the client takes 0 for "none given"."""
     assert first > 0
     results = []
     for number in range(first, last + 1):
@@ -92,7 +92,7 @@ def test_batches_again_are_stored_once(client: pulsar.Client, broker: BrokerProc
     assert stored(broker, topic) == numbers(1, 50)
 
 
-def test_two_producers_count_apart(client: pulsar.Client, broker: BrokerProcess, topic: str) -> None:
+def test_two_producers_count_separately(client: pulsar.Client, broker: BrokerProcess, topic: str) -> None:
     for name in ("a", "b"):
         producer = named(client, topic, name)
         publish(producer, 1, 4)
@@ -103,7 +103,7 @@ def test_two_producers_count_apart(client: pulsar.Client, broker: BrokerProcess,
 
 @pytest.mark.parametrize("entries", [3, 10, 25])
 def test_ids_survive_a_kill(client: pulsar.Client, broker: BrokerProcess, topic: str, entries: int) -> None:
-    """With none, one and some records written, and entries behind them."""
+    """With none, one and several records written, and entries after them."""
     publish(named(client, topic, "other"), 1, 1)
     before = named(client, topic)
     publish(before, 1, entries)
@@ -120,7 +120,7 @@ def test_ids_survive_a_kill(client: pulsar.Client, broker: BrokerProcess, topic:
     again.close()
 
 
-def test_ids_survive_a_stop_in_good_order(tmp_path: Path, topic: str) -> None:
+def test_ids_survive_a_clean_stop(tmp_path: Path, topic: str) -> None:
     with BrokerProcess("one", tmp_path, settings=ON) as broker:
         client = connect(broker.service_url)
         publish(named(client, topic), 1, 5)
@@ -135,7 +135,7 @@ def test_ids_survive_a_stop_in_good_order(tmp_path: Path, topic: str) -> None:
 
 
 class Sender:
-    """Sends numbers without pause, through every restart."""
+    """Sends numbers without a pause, through every restart."""
 
     def __init__(self, client: pulsar.Client, topic: str, *, batching: bool) -> None:
         self.received: list[pulsar.Result] = []
@@ -180,7 +180,7 @@ def test_what_is_sent_through_kills_is_stored_once_and_in_order(tmp_path: Path, 
         client.close()
 
 
-def test_an_initial_sequence_id_comes_before_what_the_broker_knows(client: pulsar.Client, topic: str) -> None:
+def test_an_initial_sequence_id_takes_precedence_over_what_the_broker_knows(client: pulsar.Client, topic: str) -> None:
     named(client, topic).close()
     producer = named(client, topic, initial_sequence_id=100)
     assert producer.last_sequence_id() == 100
@@ -188,7 +188,7 @@ def test_an_initial_sequence_id_comes_before_what_the_broker_knows(client: pulsa
     assert producer.last_sequence_id() == 101
 
 
-def test_generated_names_are_of_this_region_and_all_different(client: pulsar.Client, topic: str) -> None:
+def test_generated_names_carry_the_region_and_are_unique(client: pulsar.Client, topic: str) -> None:
     names = [client.create_producer(topic).producer_name() for _ in range(5)]
     assert len(set(names)) == 5
     for name in names:
@@ -216,7 +216,7 @@ def test_the_namespace_switches_it_on_and_off(tmp_path: Path, topic: str) -> Non
         publish(producer, 2, 2)
         assert broker.http("POST", path, True).status == 204
         wait_until(lambda: status(broker, topic) == "Enabled", "deduplication to be on again")
-        # What was known before is forgotten: the ids may have begun anew while it was off.
+        # Earlier ids are forgotten: producers may have started over while it was off.
         publish(producer, 3, 3)
         broker.kill()
         broker.start()
@@ -253,7 +253,7 @@ def test_space_is_given_back_while_ids_stay_known(tmp_path: Path, topic: str) ->
         client.close()
 
 
-def test_a_topic_has_so_many_producers(client: pulsar.Client, broker: BrokerProcess) -> None:
+def test_a_topic_has_a_bounded_number_of_producers(client: pulsar.Client, broker: BrokerProcess) -> None:
     namespace = f"public/few-{next(_numbers)}"
     assert broker.http("PUT", f"/admin/v2/namespaces/{namespace}", {"max_producers_per_topic": 2}).status == 204
     topic = f"persistent://{namespace}/t"
@@ -267,7 +267,7 @@ def test_a_topic_has_so_many_producers(client: pulsar.Client, broker: BrokerProc
 # -- the wire --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_repeat_has_a_receipt_without_a_position_in_its_turn(
+async def test_a_repeat_gets_a_receipt_without_a_position_in_its_turn(
     wire: RawConnection, topic: str, broker: BrokerProcess
 ) -> None:
     assert (await wire.producer(topic, producer_name="p")).last_sequence_id == -1
@@ -287,7 +287,9 @@ async def test_a_repeat_has_a_receipt_without_a_position_in_its_turn(
     assert stored(broker, topic) == numbers(3, 6)
 
 
-async def test_what_is_under_way_is_no_repeat_yet(wire: RawConnection, topic: str, broker: BrokerProcess) -> None:
+async def test_a_repeat_of_a_message_that_is_not_durable_yet_is_refused(
+    wire: RawConnection, topic: str, broker: BrokerProcess
+) -> None:
     await wire.producer(topic, producer_name="p")
     wire.send("p", 0, b"0")
     wire.send("p", 0, b"0")
@@ -299,7 +301,7 @@ async def test_what_is_under_way_is_no_repeat_yet(wire: RawConnection, topic: st
     assert stored(broker, topic) == [b"0"]
 
 
-async def test_what_is_refused_does_not_count(wire: RawConnection, topic: str, broker: BrokerProcess) -> None:
+async def test_a_refused_message_does_not_count(wire: RawConnection, topic: str, broker: BrokerProcess) -> None:
     await wire.producer(topic, producer_name="p")
     wire.send("someone", 7, b"spoilt")
     assert (await wire.hear(T.SEND_ERROR)).error == ServerError.NOT_ALLOWED
@@ -322,7 +324,9 @@ async def test_a_batch_counts_by_its_last_message(wire: RawConnection, topic: st
     assert (await wire.producer(topic, producer_name="p")).last_sequence_id == 20
 
 
-async def test_of_chunks_the_last_one_counts(wire: RawConnection, topic: str, broker: BrokerProcess) -> None:
+async def test_a_chunked_message_counts_by_its_last_chunk(
+    wire: RawConnection, topic: str, broker: BrokerProcess
+) -> None:
     await wire.producer(topic, producer_name="p")
     for chunk in range(2):
         wire.send("p", 0, b"c", chunk=(chunk, 3))
@@ -330,7 +334,7 @@ async def test_of_chunks_the_last_one_counts(wire: RawConnection, topic: str, br
     broker.kill()
     broker.start()
     again = await RawConnection.open(broker.port)
-    # The message was not whole: all of it comes again, and it is whole now.
+    # The message was incomplete: all of it comes again, and it is complete now.
     assert (await again.producer(topic, producer_name="p")).last_sequence_id == -1
     for is_new in (True, False):
         for chunk in range(3):
@@ -341,7 +345,7 @@ async def test_of_chunks_the_last_one_counts(wire: RawConnection, topic: str, br
     await again.close()
 
 
-async def test_a_producer_that_comes_again_hears_what_became_durable_meanwhile(
+async def test_a_returning_producer_learns_what_became_durable_meanwhile(
     wire: RawConnection, topic: str, broker: BrokerProcess
 ) -> None:
     await wire.producer(topic, producer_name="p", user_provided_producer_name=False)

@@ -15,7 +15,7 @@ from support.brokers.region_clients import PATIENCE_MS, connect
 
 QUIET_MS = 400
 LATE_MS = 20_000
-"""How late a message may come on a machine that does other things, too. A tick is 100 ms."""
+"""How late a message may come on a busy machine. A tick is 100 ms."""
 SHARED = pulsar.ConsumerType.Shared
 EARLIEST = pulsar.InitialPosition.Earliest
 
@@ -25,7 +25,7 @@ def now_ms() -> int:
 
 
 def receive(consumer: pulsar.Consumer, count: int) -> list[tuple[bytes, int]]:
-    """Messages and when they came, acknowledged."""
+    """Receive and acknowledge messages; return each with the time at which it came."""
     found = []
     for _ in range(count):
         message = consumer.receive(PATIENCE_MS)

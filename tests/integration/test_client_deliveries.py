@@ -92,7 +92,7 @@ def test_a_message_given_back_too_often_becomes_a_dead_letter(
             else:
                 consumer.acknowledge(message)
     assert counts == {b"%d" % n: [0, 1, 2] if n % 2 else [0] for n in range(10)}
-    # The subscription was made with the dead letter topic, so nothing is lost before somebody looks at it.
+    # The subscription was created with the dead letter topic, so nothing is lost before somebody reads it.
     dead = client.subscribe(f"{topic}-dead", "undertaker", consumer_type=SHARED)
     assert sorted(drain(dead, 5)) == [b"1", b"3", b"5", b"7", b"9"]
     consumer.close()

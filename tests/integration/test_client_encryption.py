@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients encrypt stays closed: on disk, in another region, to whoever lacks the key. Others get it whole."""
+"""What clients encrypt stays encrypted on disk, in another region and without the key. Others get it whole."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> pulsar.CryptoKeyReader:
 
 
 def connect(regions: RegionsProcess, region: str) -> pulsar.Client:
-    # What cannot be decrypted is told as an error of the client's log, which is not this test's.
+    # The client logs an error for what it cannot decrypt; that is not an error of this test.
     return pulsar.Client(regions.service_url(region), logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"))
 
 
 @pytest.mark.parametrize("shape", ["single", "batch", "chunks"])
-def test_only_the_key_opens_it(regions: RegionsProcess, keys: pulsar.CryptoKeyReader, shape: str) -> None:
+def test_only_the_key_decrypts_it(regions: RegionsProcess, keys: pulsar.CryptoKeyReader, shape: str) -> None:
     topic = f"closed-{shape}"
     east, west = connect(regions, "east"), connect(regions, "west")
     consumer = west.subscribe(topic, "s", crypto_key_reader=keys, initial_position=pulsar.InitialPosition.Earliest)
@@ -54,7 +54,7 @@ def test_only_the_key_opens_it(regions: RegionsProcess, keys: pulsar.CryptoKeyRe
     producer.flush()
     assert [consumer.receive(PATIENCE_MS).data() for _ in bodies] == bodies, "whole and in order, in the other region"
 
-    if shape != "chunks":  # the client ends its own process over chunks that it cannot open
+    if shape != "chunks":  # the client kills its own process over chunks that it cannot decrypt
         stranger = west.subscribe(
             topic,
             "stranger",

@@ -71,7 +71,8 @@ class Seen:
             assert time.monotonic() < until, f"{self.count()} of {total} came"
             for name, consumer in consumers.items():
                 with contextlib.suppress(pulsar.Timeout):
-                    message = consumer.receive(1)  # longer, and each message of one waits for the silence of the others
+                    # with a longer timeout, each message would wait for the other consumers' silence
+                    message = consumer.receive(1)
                     self.note(name, message)
                     consumer.acknowledge(message)
                     until = time.monotonic() + PATIENCE_MS / 1000
@@ -123,7 +124,7 @@ def test_messages_without_a_key_spread(client: pulsar.Client, topic: str) -> Non
 
 
 def drain(consumer: pulsar.Consumer, count: int = 0) -> list[pulsar.Message]:
-    """What has to come, so many at least, and everything else until it is quiet."""
+    """Receive at least ``count`` messages, and then the rest until nothing more comes."""
     found: list[pulsar.Message] = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
@@ -153,7 +154,7 @@ def test_a_consumer_that_leaves_hands_its_keys_over_in_order(client: pulsar.Clie
     seen = Seen()
     seen.collect(consumers, 600)
     leaver = consumers.pop("b")
-    for message in drain(leaver):  # received and never acknowledged: others get them, in order
+    for message in drain(leaver):  # received and never acknowledged: other consumers get them, in order
         assert message.redelivery_count() == 0
     leaver.close()
     seen.collect(consumers, 1500)
@@ -161,7 +162,7 @@ def test_a_consumer_that_leaves_hands_its_keys_over_in_order(client: pulsar.Clie
     assert all(len(owners) == 1 or owners[0] == "b" for owners in seen.consumers.values())
 
 
-def test_a_consumer_that_joins_waits_for_what_others_have_of_its_keys(client: pulsar.Client, topic: str) -> None:
+def test_a_joining_consumer_waits_for_messages_of_its_keys_that_others_hold(client: pulsar.Client, topic: str) -> None:
     first = join(client, topic, "a")
     publisher = Publisher(client, topic)
     publisher.publish(400, keys=40)
@@ -169,7 +170,7 @@ def test_a_consumer_that_joins_waits_for_what_others_have_of_its_keys(client: pu
     assert len(held) == 400
     second = join(client, topic, "b")
     publisher.publish(400, keys=40)
-    assert drain(second) == []  # every key has messages in flight at the first
+    assert drain(second) == []  # the first consumer holds messages of every key
     seen = Seen()
     for message in held:
         seen.note("a", message)
@@ -193,7 +194,7 @@ def test_a_joining_consumer_may_get_keys_at_once_when_order_does_not_matter(clie
         join(client, topic, "c")
 
 
-def test_a_negative_acknowledgement_keeps_newer_messages_of_its_key_back(client: pulsar.Client, topic: str) -> None:
+def test_a_negative_acknowledgement_holds_back_newer_messages_of_its_key(client: pulsar.Client, topic: str) -> None:
     consumer = join(client, topic, "a", negative_ack_redelivery_delay_ms=100, receiver_queue_size=1)
     publisher = Publisher(client, topic)
     publisher.publish(10, keys=1)
@@ -222,14 +223,14 @@ def test_sticky_ranges_say_who_gets_what(client: pulsar.Client, topic: str) -> N
     for message in drain(low, 1):
         seen.note("low", message)
         low.acknowledge(message)
-    assert 0 < seen.count() < 400  # the keys of the other half wait for somebody
+    assert 0 < seen.count() < 400  # keys of the other half wait for a consumer
     high = join(client, topic, "high", key_shared_policy=sticky((32768, 65535)))
     seen.collect({"low": low, "high": high}, 400)
     seen.assert_in_order(40, 10)
     assert all(len(owners) == 1 for owners in seen.consumers.values())
 
 
-def test_cumulative_acknowledgement_is_passed_over(client: pulsar.Client, topic: str) -> None:
+def test_a_cumulative_acknowledgement_is_ignored(client: pulsar.Client, topic: str) -> None:
     consumer = join(client, topic, "a")
     Publisher(client, topic).publish(10, keys=2)
     messages = drain(consumer, 10)

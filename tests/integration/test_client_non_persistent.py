@@ -12,12 +12,12 @@ from support.brokers.broker_process import BrokerProcess, HttpAnswer, http, wait
 from support.brokers.region_clients import PATIENCE_MS
 
 QUIET_MS = 300
-"""How long nothing must come before a test believes that nothing comes."""
+"""How long silence must last before a test believes that nothing comes."""
 _numbers = itertools.count()
 
 
 class Light:
-    """A topic of its own, with what the admin API says of it."""
+    """A topic of the test's own, with what the admin API says about it."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.local_name = f"light-{next(_numbers)}"
@@ -33,7 +33,7 @@ class Light:
         return self.http("GET", "/stats").json
 
     def room(self, subscription: str) -> int:
-        """What its consumers could take now; 0 when it is not there."""
+        """How many messages its consumers could take now; 0 if the topic does not exist."""
         answer = self.http("GET", "/stats")
         found = answer.json["subscriptions"].get(subscription) if answer.status == 200 else None
         return sum(one["availablePermits"] for one in found["consumers"]) if found else 0
@@ -59,7 +59,7 @@ def assert_quiet(consumer: pulsar.Consumer) -> None:
 
 
 @pytest.mark.parametrize("batching", [False, True])
-def test_who_listens_gets_every_message_and_who_comes_later_none(
+def test_connected_consumers_get_every_message_and_later_ones_none(
     client: pulsar.Client, topic: Light, batching: bool
 ) -> None:
     producer = client.create_producer(topic.name, batching_enabled=batching)
@@ -154,7 +154,9 @@ def test_partitions_and_how_they_grow(client: pulsar.Client, topic: Light) -> No
     assert topic.http("DELETE", "/partitions?force=true").status == 204
 
 
-def test_made_unloaded_and_deleted_by_hand(client: pulsar.Client, topic: Light, broker: BrokerProcess) -> None:
+def test_created_unloaded_and_deleted_through_the_admin_api(
+    client: pulsar.Client, topic: Light, broker: BrokerProcess
+) -> None:
     listing = f"{broker.admin_url}/admin/v2/non-persistent/public/default"
     assert topic.http("GET", "/stats").status == 404
     assert topic.http("PUT").status == 204

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where readers and consumers begin: inside batches, inclusive or not, by age, where nothing is left; and what happens
+"""Where readers and consumers begin: inside batches, inclusive or not, by age, at trimmed positions; and what happens
 to consumers while a topic grows, is unloaded, or loses its subscription."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def publish(client: pulsar.Client, topic: str, count: int, *, batched: bool) -> 
 
 
 def keep(client: pulsar.Client, topic: str) -> None:
-    """Readers keep nothing: where only they look at a topic, full ledgers go as soon as retention ends."""
+    """Readers retain nothing: where only they use a topic, full ledgers are deleted as soon as retention ends."""
     client.subscribe(topic, "keeper", initial_position=pulsar.InitialPosition.Earliest).close()
 
 
@@ -60,7 +60,7 @@ def test_a_reader_begins_at_a_message(
 
 
 def received(consumer: pulsar.Consumer, count: int) -> list[pulsar.Message]:
-    """What has to come, so many, and everything else until it is quiet."""
+    """Receive ``count`` messages that have to come, and then the rest until nothing more comes."""
     found: list[pulsar.Message] = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
@@ -84,7 +84,7 @@ def backlog(broker: BrokerProcess, topic: str) -> int:
 def test_what_a_client_drops_after_a_rewind_is_still_owed(
     broker: BrokerProcess, client: pulsar.Client, topic: str, kind: pulsar.ConsumerType
 ) -> None:
-    """R13: an open consumer drops what comes again before its last cumulative acknowledgement. Its next one does not
+    """R13: an open consumer drops what is redelivered before its last cumulative acknowledgement. Its next one does not
     cover that, and a new consumer gets it."""
     keep(client, topic)
     publish(client, topic, 10, batched=False)
@@ -93,7 +93,7 @@ def test_what_a_client_drops_after_a_rewind_is_still_owed(
     wait_until(lambda: backlog(broker, topic) == 2, "the acknowledgement")
     assert broker.http("POST", f"{ADMIN}/{topic}/subscription/s/resetcursor/0").status == 204
     again = received(consumer, 2)
-    assert numbers(again) == [8, 9], "the client shows all: what this test is about is over"
+    assert numbers(again) == [8, 9], "the client drops nothing any more: this test has lost its subject"
     consumer.acknowledge_cumulative(again[1])
     wait_until(lambda: backlog(broker, topic) < 10, "the next acknowledgement")
     assert backlog(broker, topic) == 8
@@ -111,8 +111,8 @@ def test_what_a_client_drops_after_a_rewind_is_still_owed(
     consumer.close()
 
 
-def test_a_reader_begins_so_long_ago(client: pulsar.Client, topic: str) -> None:
-    """By time, in the client's own words: seek to a moment."""
+def test_a_reader_begins_at_a_time_in_the_past(client: pulsar.Client, topic: str) -> None:
+    """By publish time, as the client offers it: seek to a timestamp."""
     keep(client, topic)
     publish(client, topic, 5, batched=False)
     between = wait_until(lambda: _later(time.time_ns() // 1_000_000), "the clock to go on")
@@ -124,14 +124,14 @@ def test_a_reader_begins_so_long_ago(client: pulsar.Client, topic: str) -> None:
 
 
 def _later(now_ms: int) -> int:
-    """A moment that lies after everything published so far, and is over."""
+    """A moment in the past, after everything published so far."""
     while time.time_ns() // 1_000_000 < now_ms + 3:
         pass
     return now_ms + 2
 
 
 async def test_rollback_by_duration(broker: BrokerProcess, client: pulsar.Client, topic: str) -> None:
-    """``start_message_rollback_duration_sec``: a non-durable cursor that begins so many seconds before its start."""
+    """``start_message_rollback_duration_sec``: a non-durable cursor that begins that many seconds in the past."""
     publish(client, topic, 3, batched=False)
     raw = await RawConnection.open(broker.port)
     raw.say(
@@ -154,9 +154,7 @@ async def test_rollback_by_duration(broker: BrokerProcess, client: pulsar.Client
     await raw.close()
 
 
-def test_a_place_that_was_trimmed_is_the_next_one_left(
-    broker: BrokerProcess, client: pulsar.Client, topic: str
-) -> None:
+def test_a_trimmed_position_means_the_next_one_left(broker: BrokerProcess, client: pulsar.Client, topic: str) -> None:
     keeper = client.subscribe(topic, "keeper")
     ids = publish(client, topic, 50, batched=False)
     keeper.acknowledge_cumulative(_receive(keeper, 35)[-1])
@@ -183,7 +181,7 @@ def test_at_the_end_nothing_is_available_until_something_comes(client: pulsar.Cl
 
 
 def test_a_topic_grows_under_its_clients(broker: BrokerProcess, client: pulsar.Client, topic: str) -> None:
-    """What goes to a new partition before its consumer knows of it is not lost: subscriptions begin at Earliest."""
+    """Messages in a new partition are not lost before its consumer knows it: subscriptions there begin at Earliest."""
     path = f"{ADMIN}/{topic}/partitions"
     assert broker.http("PUT", path, 2).status == 204
     watching = connect(broker.service_url)
@@ -191,7 +189,7 @@ def test_a_topic_grows_under_its_clients(broker: BrokerProcess, client: pulsar.C
     publish(client, topic, 20, batched=False)
     assert broker.http("POST", path, 5).status == 204
     fresh = connect(broker.service_url)
-    publish(fresh, topic, 50, batched=False)  # knows of five
+    publish(fresh, topic, 50, batched=False)  # knows five partitions
     consumer.close()
     consumer = fresh.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)
     got = [int(message.data()) for message in _receive(consumer, 70)]
@@ -233,7 +231,7 @@ def test_unloading_under_load_loses_nothing(broker: BrokerProcess, client: pulsa
     assert got == set(range(sent))
 
 
-async def test_unsubscribing_by_force_sends_the_others_away(
+async def test_a_forced_unsubscribe_disconnects_the_others(
     broker: BrokerProcess, client: pulsar.Client, topic: str
 ) -> None:
     other = client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)

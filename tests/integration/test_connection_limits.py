@@ -47,7 +47,7 @@ async def raw(port: int) -> AsyncIterator[RawConnection]:
 
 
 async def closed(reader: asyncio.StreamReader) -> bytes:
-    """What the broker says until it closes the connection."""
+    """Everything the broker sends until it closes the connection."""
     async with asyncio.timeout(PATIENCE):
         with contextlib.suppress(ConnectionError):
             return await reader.read()
@@ -76,7 +76,7 @@ async def test_a_frame_that_is_too_large_ends_its_connection_alone(broker: Broke
             if beyond:
                 await closed(reader)
             else:
-                writer.write(encode.PING)  # inside the announced frame: nothing can be said of it yet
+                writer.write(encode.PING)  # still inside the announced frame: nothing to judge yet
                 other.say(T.PING, pb.CommandPing())
                 await other.hear(T.PONG)
             writer.close()
@@ -84,7 +84,7 @@ async def test_a_frame_that_is_too_large_ends_its_connection_alone(broker: Broke
         await other.hear(T.PONG)
 
 
-async def test_who_has_not_said_connect_gets_no_memory_and_no_time(broker: BrokerProcess) -> None:
+async def test_before_connect_a_client_gets_no_memory_and_no_time(broker: BrokerProcess) -> None:
     large, writer = await asyncio.open_connection("127.0.0.1", broker.port)
     writer.write(struct.pack(">II", LARGEST + 40_000, 100))
     assert await closed(large) == b""
@@ -92,7 +92,7 @@ async def test_who_has_not_said_connect_gets_no_memory_and_no_time(broker: Broke
     dripped, dripping = await asyncio.open_connection("127.0.0.1", broker.port)
     ended = asyncio.ensure_future(closed(dripped))
     dripping.write(struct.pack(">II", 1000, 900))
-    while not ended.done():  # a byte at a time is no sign of life
+    while not ended.done():  # single bytes are no sign of life
         with contextlib.suppress(ConnectionError):
             dripping.write(b"\0")
             await dripping.drain()
@@ -105,7 +105,7 @@ async def test_silence_is_asked_about_and_then_ended(broker: BrokerProcess) -> N
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
     writer.write(encode.simple(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21)))
     async with raw(broker.port) as answering:
-        heard = asyncio.ensure_future(answering.hear(T.PONG))  # it answers pings by the way
+        heard = asyncio.ensure_future(answering.hear(T.PONG))  # this read answers pings
         said = await closed(reader)
         assert said.endswith(encode.PING)
         answering.say(T.PING, pb.CommandPing())
@@ -128,7 +128,7 @@ async def test_lookups_beyond_the_limit(broker: BrokerProcess) -> None:
         assert (await connection.hear(T.PARTITIONED_METADATA_RESPONSE)).response == answers[0].Success
 
 
-async def test_so_many_connections_and_no_more(tmp_path: Path) -> None:
+async def test_connections_are_limited(tmp_path: Path) -> None:
     async def come(address: str) -> tuple[asyncio.StreamWriter, pb.BaseCommand]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
         writer.write(encode.simple(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21)))
@@ -160,7 +160,7 @@ async def test_so_many_connections_and_no_more(tmp_path: Path) -> None:
         assert not inside.gateway.addresses_connected
 
 
-async def test_who_says_nothing_makes_room_for_those_who_do(tmp_path: Path) -> None:
+async def test_silent_connections_make_room_for_talking_ones(tmp_path: Path) -> None:
     async with broker_inside(tmp_path) as inside:
         port = inside.settings.network.broker_service_port
         inside.gateway.strangers_max = 3
@@ -201,7 +201,7 @@ def only_connection(inside: Inside) -> Connection:
     return connection
 
 
-async def test_so_many_topics_are_opened_at_the_same_time(tmp_path: Path) -> None:
+async def test_the_number_of_topics_opened_at_once_is_limited(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, maxConcurrentTopicLoadRequest=3) as inside:
         open_one, opening, most = inside.service.opener._open, 0, 0
 
@@ -222,7 +222,7 @@ async def test_so_many_topics_are_opened_at_the_same_time(tmp_path: Path) -> Non
 
 
 async def test_messages_on_their_way_to_the_disk_are_bounded(tmp_path: Path) -> None:
-    """200 messages of 100 kB are there at once; a mebibyte of them, and what one read brings, is taken at a time."""
+    """200 messages of 100 kB arrive at once; the broker takes 1 MiB of them at a time, plus what one read brings."""
     async with (
         broker_inside(tmp_path, maxMessagePublishBufferSizeInMB=1) as inside,
         raw(inside.settings.network.broker_service_port) as connection,
@@ -248,7 +248,7 @@ async def test_messages_on_their_way_to_the_disk_are_bounded(tmp_path: Path) -> 
 
 
 async def small_buffered(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection whose client's side holds little that was not read."""
+    """A connection whose client side buffers little unread data."""
     plain = socket.socket()
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
     plain.setblocking(False)
@@ -258,7 +258,7 @@ async def small_buffered(port: int) -> tuple[asyncio.StreamReader, asyncio.Strea
 
 @contextlib.asynccontextmanager
 async def many_answers(inside: Inside) -> AsyncIterator[asyncio.StreamReader]:
-    """A client that asked so much that it takes long to hear the answers, and takes nothing of them yet."""
+    """A client that has sent many requests and reads none of the answers yet."""
     namespace = "public/default"
     for number in range(20):
         name = f"persistent://{namespace}/{'n' * 200}{number}"
@@ -273,8 +273,8 @@ async def many_answers(inside: Inside) -> AsyncIterator[asyncio.StreamReader]:
     writer.close()
 
 
-async def test_a_client_that_takes_nothing_is_not_read_from(tmp_path: Path) -> None:
-    """And what was asked before is answered once it reads: nothing is lost, nothing piles up in the broker."""
+async def test_the_broker_stops_reading_from_a_client_that_reads_nothing(tmp_path: Path) -> None:
+    """Earlier requests are answered once it reads: nothing is lost, and nothing piles up in the broker."""
     async with broker_inside(tmp_path) as inside, many_answers(inside) as reader:
         transport = only_connection(inside).transport
         assert transport is not None
@@ -291,33 +291,33 @@ async def test_a_client_that_takes_nothing_is_not_read_from(tmp_path: Path) -> N
 
 
 def taken(connection: Connection) -> int:
-    """Bytes of all written ones that the client's side has taken."""
+    """How many of the written bytes the client side has taken."""
     return connection._written - connection._not_taken()
 
 
-async def test_who_takes_little_is_alive_and_who_takes_nothing_is_not(tmp_path: Path) -> None:
-    """Neither says anything. A ping stands behind all that was written, so the one cannot have met it yet.
+async def test_a_client_that_reads_slowly_is_alive_and_one_that_reads_nothing_is_not(tmp_path: Path) -> None:
+    """Neither sends anything. The ping is queued after everything written, so the slow client has not reached it yet.
 
-    The broker looks when the test says so: how much is taken between two looks is the load's matter otherwise."""
+    The test decides when the broker checks: otherwise the load would decide how much is read between two checks."""
     async with broker_inside(tmp_path, keepAliveIntervalSeconds=3600) as inside, many_answers(inside) as reader:
         connection = only_connection(inside)
         transport = connection.transport
         assert transport is not None
-        connection.keep_alive()  # it has asked since the last look
+        connection.keep_alive()  # it has sent requests since the last check
         for _ in range(3):
             before = taken(connection)
             while taken(connection) == before:
                 await reader.readexactly(100)
                 await asyncio.sleep(0)
             connection.keep_alive()
-            assert not transport.is_closing(), "it took something since the last look"
-        for _ in range(2):  # the first ends it, the second waits no longer for it to take the rest
+            assert not transport.is_closing(), "it read something since the last check"
+        for _ in range(2):  # the first check ends it, the second stops waiting for it to read the rest
             connection.keep_alive()
         await until(lambda: not inside.gateway.connections)
 
 
 async def slow_client(inside: Inside) -> tuple[RawConnection, asyncio.Transport]:
-    """The broker's only one, which holds little that it was not asked for; and the broker's side of it."""
+    """The broker's only client, which buffers little unread data, and the broker's side of its connection."""
     slow = RawConnection(*await small_buffered(inside.settings.network.broker_service_port))
     slow.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
     await slow.hear(T.CONNECTED)
@@ -328,7 +328,7 @@ async def slow_client(inside: Inside) -> tuple[RawConnection, asyncio.Transport]
 
 @pytest.mark.parametrize(("size", "count"), [(1000, 4000), (1 << 20, 16)])
 async def test_what_a_slow_consumer_does_not_read_stays_in_the_log(tmp_path: Path, size: int, count: int) -> None:
-    """It has asked for all of many MiB; the broker holds one buffer and one message of it, and sends the rest later."""
+    """It has permits for many MiB; the broker buffers one write buffer and one message, and sends the rest later."""
     async with broker_inside(tmp_path) as inside:
         port = inside.settings.network.broker_service_port
         slow, transport = await slow_client(inside)
@@ -357,7 +357,7 @@ async def test_what_a_slow_consumer_does_not_read_stays_in_the_log(tmp_path: Pat
         await slow.close()
 
 
-async def test_subscriptions_whose_client_does_not_read_delay_no_others_of_their_topic(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_read_delays_no_other_subscription_of_its_topic(tmp_path: Path) -> None:
     """Each message reaches all the others before the next one is published; the broker holds one buffer for the slow
     client, which gets everything in order once it reads."""
     subscriptions, messages, size = 40, 60, 4000

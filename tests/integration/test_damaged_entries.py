@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bit of a stored entry flips in the engine's files: that entry is fetched back from another region, or given up by a
-person where no region has it. Everything else goes on."""
+"""A bit flips in a stored entry: the entry is fetched back from another region, or an administrator gives it up where
+no region has it. Everything else goes on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PAYLOADS = [b"message number %d" % number for number in range(8)]
 
 
 def flip(directory: Path, payload: bytes, *, last: bool = False) -> None:
-    """One bit of what the engine wrote first, or last, is another one now."""
+    """Flip one bit of the first or the last copy that the engine wrote."""
     for path in (directory / "ledgers").glob("segment-*.log"):
         content = bytearray(path.read_bytes())
         at = content.rfind(payload) if last else content.find(payload)
@@ -77,7 +77,7 @@ def exported(topic: Topic, directory: Path) -> list[Row]:
 
 
 async def test_a_damaged_entry_comes_back_from_another_region(tmp_path: Path) -> None:
-    """In the last ledger, and of either region: one of our own, and our copy of one of theirs."""
+    """In the last ledger, of either region: one of our own entries, and our copy of one of theirs."""
     async with regions(tmp_path, "us", "eu") as (us, eu):
         await publish(await us.connect(), PAYLOADS[:4])
         await until(lambda: entries(eu) == 4)
@@ -93,8 +93,8 @@ async def test_a_damaged_entry_comes_back_from_another_region(tmp_path: Path) ->
                 :8
             ]
             reading = await Consumer.subscribe(await us.connect(), TOPIC, f"s{start}", replicated=False, kind=EXCLUSIVE)
-            assert await take(reading, 8) == PAYLOADS, "each in its place"
-            assert topic.repair.replaced == (0 if start else 2), "the copies outlive a restart"
+            assert await take(reading, 8) == PAYLOADS, "each at its position"
+            assert topic.repair.replaced == (0 if start else 2), "the copies survive a restart"
             assert topic.gaps.all() == []
             await us.stop()
         rows = await asyncio.to_thread(exported, topic, tmp_path / "us" / "ledgers")
@@ -103,7 +103,7 @@ async def test_a_damaged_entry_comes_back_from_another_region(tmp_path: Path) ->
         ]
 
 
-async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(
+async def test_a_lost_entry_is_skipped_once_an_administrator_accepts_the_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repair, "PATIENCE_MS", 0)
@@ -210,7 +210,7 @@ async def value(connection: PulsarClientConnection, key: str, payload: bytes) ->
 
 @pytest.mark.logs_error("compacted view")
 @pytest.mark.parametrize("is_trimmed", [False, True])
-async def test_a_damaged_compacted_view_is_made_anew(tmp_path: Path, is_trimmed: bool) -> None:
+async def test_a_damaged_compacted_view_is_rebuilt(tmp_path: Path, is_trimmed: bool) -> None:
     async def compacted(topic: Topic) -> list[bytes]:
         await topic.compaction.prepare()
         found, place = list[bytes](), EARLIEST

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that go without an acknowledgement, through the unmodified client and real HTTP: TTL and expireMessages."""
+"""Messages dropped without an acknowledgement, through the unmodified client and real HTTP: TTL and expireMessages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def restart(broker: BrokerProcess) -> None:
 
 @pytest.fixture
 def space(broker: BrokerProcess) -> str:
-    """A namespace of its own, for policies. What is acknowledged or dropped in it stays stored."""
+    """A namespace of the test's own, for its policies. Acknowledged and dropped messages stay stored in it."""
     name = f"public/expiry-{next(_numbers)}"
     assert broker.http("PUT", f"/admin/v2/namespaces/{name}", {}).status == 204
     keep = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
@@ -46,7 +46,7 @@ def publish(client: pulsar.Client, topic: str, *bodies: bytes) -> list[pulsar.Me
 
 
 async def publish_old(broker: BrokerProcess, topic: str, count: int) -> None:
-    """Messages of which their producer says that he published them years ago."""
+    """Publish messages whose publish times are years ago."""
     raw = await RawConnection.open(broker.port)
     name = (await raw.producer(topic)).producer_name
     for number in range(count):
@@ -56,7 +56,7 @@ async def publish_old(broker: BrokerProcess, topic: str, count: int) -> None:
 
 
 def rest(consumer: pulsar.Consumer, count: int = 0) -> list[bytes]:
-    """What has to come, so many, and everything else until it is quiet; acknowledged."""
+    """Receive and acknowledge ``count`` messages that have to come, and then the rest until nothing more comes."""
     found: list[bytes] = []
     while True:
         try:
@@ -87,7 +87,7 @@ def dropped(broker: BrokerProcess, topic: str) -> list[tuple[str, str, int, int]
     return [(row["subscription"], row["cause"], row["after_entry"], row["upto_entry"]) for row in rows]
 
 
-def test_what_is_older_than_the_ttl_goes_and_the_rest_stays(
+def test_messages_older_than_the_ttl_are_dropped_and_the_rest_stays(
     broker: BrokerProcess, client: pulsar.Client, space: str
 ) -> None:
     topic = f"persistent://{space}/ttl"
@@ -103,7 +103,7 @@ def test_what_is_older_than_the_ttl_goes_and_the_rest_stays(
     for name in ("idle", "half"):
         wait_until(lambda name=name: backlog(broker, topic, name) == 1, "old messages to go")
     assert rest(half, 1) == [b"young"]
-    half.negative_acknowledge(messages[2])  # it came before it was dropped, and does not come again
+    half.negative_acknowledge(messages[2])  # it was delivered before it was dropped, and is not redelivered
     assert rest(half) == []
     idle = client.subscribe(topic, "idle", consumer_type=SHARED)
     assert rest(idle, 1) == [b"young"]
@@ -124,7 +124,7 @@ def test_a_late_acknowledgement_and_a_reader_of_expired_messages(
     assert reader.read_next(PATIENCE_MS).data() == b"0"
     last = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id()}
     assert expire(broker, topic, "s", "", last) == 204
-    consumer.acknowledge(message)  # counts as an acknowledgement, and moves nothing
+    consumer.acknowledge(message)  # this counts as an acknowledgement, and moves no cursor
     assert reader.read_next(PATIENCE_MS).data() == b"1", "a reader has its own place"
     assert broker.http("POST", f"{topic_path(topic)}/all_subscription/expireMessages/0").status == 204
     wait_until(lambda: backlog(broker, topic, "s") == 0, "everything to expire")
@@ -132,7 +132,7 @@ def test_a_late_acknowledgement_and_a_reader_of_expired_messages(
     found = [reader.read_next(PATIENCE_MS).data()]
     while found[-1] != b"4":
         found.append(reader.read_next(PATIENCE_MS).data())
-    assert b"3" not in found, "what is older than everything is passed over, save what was on its way"
+    assert b"3" not in found, "a reader skips expired messages, except those in flight"
 
 
 def test_drops_survive_kill_9_and_a_seek_takes_them_back(broker: BrokerProcess, space: str) -> None:
@@ -162,7 +162,7 @@ def test_expiring_by_hand(broker: BrokerProcess, client: pulsar.Client, space: s
     for name in ("a", "b"):
         client.subscribe(topic, name).close()
     ids = publish(client, topic, b"0", b"1", b"2")
-    assert expire(broker, topic, "a", "/3600") == 204, "nothing is so old: nothing happens"
+    assert expire(broker, topic, "a", "/3600") == 204, "nothing is that old: nothing happens"
     assert backlog(broker, topic, "a") == 3
     first = {"ledgerId": ids[0].ledger_id(), "entryId": ids[0].entry_id(), "partitionIndex": -1}
     assert expire(broker, topic, "a", "", first) == 204
@@ -188,7 +188,7 @@ def test_partitions_expire_together(broker: BrokerProcess, client: pulsar.Client
     assert [backlog(broker, one, "s") for one in partitions] == [0, 0]
 
 
-def test_expired_messages_give_their_space_back(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_the_space_of_expired_messages_is_freed(broker: BrokerProcess, client: pulsar.Client) -> None:
     topic = "persistent://public/default/expired-space"
     client.subscribe(topic, "s").close()
     publish(client, topic, *(b"%d" % number for number in range(40)))
@@ -199,7 +199,7 @@ def test_expired_messages_give_their_space_back(broker: BrokerProcess, client: p
     assert ledgers() >= 4
     assert expire(broker, topic, "s", "/0") == 204
     wait_until(lambda: ledgers() <= 1, "the ledgers to go")
-    assert sum(upto - after for _, _, after, upto in dropped(broker, topic)) >= 9, "the record of it stays"
+    assert sum(upto - after for _, _, after, upto in dropped(broker, topic)) >= 9, "the record of the drop stays"
     publish(client, topic, b"new")
     assert rest(client.subscribe(topic, "s"), 1) == [b"new"]
 

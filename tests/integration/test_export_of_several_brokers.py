@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The export of a region of two brokers has the topics of both, each once, or none."""
+"""The export of a region of two brokers has each topic of both exactly once, or nothing at all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXPORT = "/meridian/v1/export"
 
 
 class Broker(BrokerOfTest):
-    """A broker of its own, whose bundles are those of a region that it shares with others."""
+    """A separate broker that owns some bundles of a region it shares with others."""
 
     def __init__(self, name: str, store: SqliteMetadataStore, url: str) -> None:
         super().__init__(name, store, LEASE_SECONDS)
@@ -65,7 +65,7 @@ class Broker(BrokerOfTest):
         return found
 
     async def exporters(self, taken: dict[str, Any]) -> dict[str, str]:
-        """Which broker has exported a topic: each has a subscription of its own name. Fails if two have."""
+        """The broker that exported a topic, known by its subscription's name. Fails if two exported it."""
         rows = await self.rows(taken, "cursors")
         assert max(Counter(row["topic"] for row in rows).values()) == 1
         return {row["topic"]: row["subscription"] for row in rows}
@@ -75,7 +75,7 @@ class Broker(BrokerOfTest):
 
 
 class Region:
-    """Brokers a and b. Both have all topics, each with other contents, so it shows whose are exported."""
+    """Brokers a and b. Both have all topics with different contents, so the export shows whose topics it holds."""
 
     def __init__(
         self, a: Broker, b: Broker, inside: dict[str, BrokerProcess], b_ends: contextlib.AsyncExitStack
@@ -143,7 +143,7 @@ async def test_each_topic_is_exported_by_its_owner(two: Region, asked: str) -> N
         assert (await broker.ask("GET", f"{EXPORT}/{taken['snapshot']}/{path}")).status == status
 
 
-async def test_a_bundle_that_nobody_owns_is_taken_by_who_is_asked(two: Region) -> None:
+async def test_a_bundle_that_nobody_owns_is_taken_by_the_broker_that_is_asked(two: Region) -> None:
     bundle = await two.a.bundle(NAMES[0])
     await (two.a if bundle in two.a.owner.owned() else two.b).owner.give_up(bundle)
     await wait_until(lambda: bundle not in two.a.owner.view.owners)
@@ -151,7 +151,7 @@ async def test_a_bundle_that_nobody_owns_is_taken_by_who_is_asked(two: Region) -
     assert bundle in two.a.owner.owned()
 
 
-async def test_a_bundle_that_moves_before_its_owner_is_asked_is_had_from_the_next_one(
+async def test_a_bundle_that_moves_before_its_owner_is_asked_is_read_from_the_next_owner(
     two: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     going = [*two.b.owner.owned()]
@@ -167,10 +167,10 @@ async def test_a_bundle_that_moves_before_its_owner_is_asked_is_had_from_the_nex
     assert two.files() == {"a": 1, "b": 0}
 
 
-async def test_a_bundle_that_moves_or_is_split_while_it_is_copied_is_copied_anew(
+async def test_a_bundle_that_moves_or_is_split_while_it_is_copied_is_copied_again(
     two: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both brokers lose a bundle after its first topic was written: one to the other broker, one by a split."""
+    """Both brokers lose a bundle after its first topic was written: one bundle to the other broker, one to a split."""
     copy, lost = Copying._topic, []
 
     async def topic(copying: Copying, name: str) -> None:
@@ -192,7 +192,7 @@ async def test_a_bundle_that_moves_or_is_split_while_it_is_copied_is_copied_anew
 
 
 async def test_a_snapshot_is_read_and_ended_through_either_broker(two: Region) -> None:
-    """Behind one address of the region, each request may reach another broker."""
+    """Behind the region's single address, each request may reach another broker."""
     taken = await two.a.take()
     assert await two.b.exporters(taken) == await two.owners()
     assert await two.b.rows(taken, "metadata") == await two.a.rows(taken, "metadata")
@@ -229,7 +229,7 @@ async def test_without_a_broker_there_is_no_export_until_its_bundles_are_owned(
     lease = two.b.owner._membership.lease
     assert lease is not None
     await two.b.scheduler.close()
-    await lease.revoke()  # it runs out
+    await lease.revoke()  # the lease expires
     monkeypatch.setattr(region, "PATIENCE_SECONDS", 20.0)
     assert await two.a.exporters(await two.a.take()) == dict.fromkeys(NAMES, "a")
 
@@ -259,7 +259,7 @@ async def test_a_snapshot_ends_with_its_part(two: Region) -> None:
     assert two.files() == {"a": 0, "b": 0}
 
 
-async def test_a_part_has_what_its_broker_owns_of_what_was_asked_for(
+async def test_a_part_has_the_requested_bundles_that_its_broker_owns(
     two: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = [str(bundle) for bundle in (await two.a.owner.bundles("public/default")).every()]
@@ -267,7 +267,7 @@ async def test_a_part_has_what_its_broker_owns_of_what_was_asked_for(
     assert taken["bundles"] == [str(bundle) for bundle in two.b.owner.owned()]
     assert set((await two.b.exporters(taken)).values()) == {"b"}
     assert await two.b.rows(taken, "metadata") == []
-    monkeypatch.setattr(two.inside["b"].admin.catalog, "known_namespaces", list)  # it has not heard of any yet
+    monkeypatch.setattr(two.inside["b"].admin.catalog, "known_namespaces", list)  # it has heard of no bundle yet
     assert (await two.b.take(bundles=every))["bundles"] == []
     nothing = await two.b.take(bundles=[])
     assert nothing["bundles"] == []
@@ -278,7 +278,7 @@ async def test_a_part_has_what_its_broker_owns_of_what_was_asked_for(
 
 
 class FalseBroker:
-    """Listens in b's place. Exports what it is asked for, and sends what the test wants."""
+    """Listens in b's place, accepts every export request, and sends what the test wants."""
 
     def __init__(self) -> None:
         self.answer: dict[str, Any] = {}
@@ -320,7 +320,7 @@ async def false(two: Region) -> AsyncIterator[FalseBroker]:
     server.close()
 
 
-async def test_a_stream_of_a_broker_that_dies_is_broken_off(two: Region, false: FalseBroker) -> None:
+async def test_the_stream_of_a_broker_that_dies_is_cut_short(two: Region, false: FalseBroker) -> None:
     taken = await two.a.take()
     false.ends_after = 3 << 16
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(two.a.url).port)
@@ -340,7 +340,7 @@ async def test_a_stream_is_passed_on_as_fast_as_it_is_read(two: Region, false: F
     before = -1
     while before < false.sent:
         before = false.sent
-        await asyncio.sleep(0.5)  # it ends when nothing is sent any more
+        await asyncio.sleep(0.5)  # it ends when no more is sent
     assert false.sent < 64 << 20
     writer.transport.abort()
 

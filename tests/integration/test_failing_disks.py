@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that fails for a while: all periodic work goes on, and whoever waited is served once the disk is well."""
+"""A disk that fails for a while: all periodic work goes on, and waiting clients are served once the disk is well."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from support.protocol.raw_connection import RawConnection, T
 ONE, OTHER = "persistent://public/default/a", "persistent://public/default/b"
 QUOTAS, SPACE, OPENING = "enforce backlog quotas", "reclaim disk space", "open the topics on record"
 BACKOFF_SECONDS = 0.02
-"""Of a client that was sent away."""
+"""How long a disconnected client waits before it subscribes again."""
 SMALL = {"managedLedgerMaxEntriesPerLedger": 5, "retentionCheckIntervalInSeconds": 1}
 
 
 class Region:
-    """A directory on a disk that may fail, and the broker on it."""
+    """A directory on a disk that can fail, and the broker on it."""
 
     def __init__(self, directory: Path, **settings: object) -> None:
         self.directory = directory
         self.settings = SMALL | settings
         self.disk: FaultyDisk
         self.fault: Fault | None = None
-        """With which it starts."""
+        """The fault with which its disk starts."""
 
     def _files(self, volume: Path) -> FaultyDisk:
         self.disk = FaultyDisk(OsFiles(volume, make=True))
@@ -65,7 +65,7 @@ async def publish(inside: BrokerProcess, topic: str, count: int) -> None:
 
 
 class Consumer:
-    """As official clients do, it subscribes again whenever the broker sends it away; it keeps the ids that it gets."""
+    """Subscribes again whenever the broker disconnects it, as official clients do, and keeps the ids that it gets."""
 
     def __init__(self, inside: BrokerProcess, topic: str, kind: Any) -> None:
         self._port = inside.settings.network.broker_service_port
@@ -75,7 +75,7 @@ class Consumer:
         self._requests = 0
         self.got: list[tuple[int, int]] = []
         self.answers: dict[int, str] = {}
-        """To acknowledgements that asked for a receipt; empty: it worked."""
+        """Answers to acknowledgements that asked for a receipt; empty: it worked."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Consumer]:
@@ -150,13 +150,13 @@ async def test_a_consumer_is_served_once_the_disk_can_be_read_again(tmp_path: Pa
         assert alive(inside)
 
 
-async def test_an_acknowledgement_is_answered_while_the_disk_cannot_be_read(tmp_path: Path) -> None:
+async def test_an_acknowledgement_is_answered_while_the_disk_is_unreadable(tmp_path: Path) -> None:
     region = Region(tmp_path)
     async with region.started() as inside, Consumer(inside, ONE, pb.CommandSubscribe.Shared).running() as consumer:
         await publish(inside, ONE, 12)
         await until(lambda: len(consumer.got) == 12)
         topic = inside.service.topics[ONE]
-        topic.log._chapters[0].index = None  # as after a while in which nobody needed it
+        topic.log._chapters[0].index = None  # as if nobody had needed it for a while
         region.disk.fault = broken(READS)
         refused = consumer.acknowledge(consumer.got[0], receipt=True)
         await until(lambda: refused in consumer.answers)
@@ -195,7 +195,7 @@ async def test_space_is_given_back_once_a_full_disk_has_room(tmp_path: Path) -> 
     region = Region(tmp_path)
     async with region.started() as inside:
         await publish(inside, ONE, 12)
-        (tmp_path / "ledgers-to-delete").mkdir()  # the note of deletions cannot be written either
+        (tmp_path / "ledgers-to-delete").mkdir()  # the record of deletions cannot be written either
         region.disk.fault = broken(WRITES, errno.ENOSPC)
         await until(lambda: region.disk.faults > 0 and turns(inside, SPACE) > 2)
         log = inside.service.topics[ONE].log
@@ -207,10 +207,10 @@ async def test_space_is_given_back_once_a_full_disk_has_room(tmp_path: Path) -> 
         assert alive(inside)
 
 
-async def test_a_topic_that_cannot_be_opened_again_is_opened_later_without_anybody_asking(
+async def test_a_topic_that_failed_to_reopen_is_opened_later_without_anybody_asking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else nothing of it is replicated until a client comes."""
+    """Otherwise nothing in it is replicated until a client comes."""
     monkeypatch.setattr(chores, "OPEN_SECONDS", 0.1)
     region = Region(tmp_path)
     async with region.started() as inside:
@@ -227,7 +227,7 @@ async def test_a_topic_that_cannot_be_opened_again_is_opened_later_without_anybo
 async def test_a_topic_that_nobody_could_open_is_opened_by_itself_with_its_acknowledgements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each attempt reads its ledgers, so who asks meanwhile is told to wait."""
+    """Each attempt reads its ledgers, so clients that ask meanwhile are told to wait."""
     monkeypatch.setattr(chores, "OPEN_SECONDS", 0.1)
     region, name = Region(tmp_path), parse(ONE)
     async with region.started() as inside, Consumer(inside, ONE, pb.CommandSubscribe.Shared).running() as consumer:
@@ -241,7 +241,7 @@ async def test_a_topic_that_nobody_could_open_is_opened_by_itself_with_its_ackno
         region.disk.fault = broken(READS)
 
         async def is_told_to_wait() -> bool:
-            """The broker tries as well meanwhile, so either of the two may make the second attempt."""
+            """The broker retries too, so either may make the second attempt."""
             with pytest.raises((LedgerUnreadable, TopicFenced), match="Input/output error") as refused:
                 await inside.service.opener.topic(name, create=False)
             return re.search(r"failed \d+ times in a row", str(refused.value)) is not None

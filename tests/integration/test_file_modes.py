@@ -17,14 +17,14 @@ from support.protocol.raw_connection import RawConnection
 
 @pytest.fixture(params=[0, 0o077], ids=["loose", "strict"])
 def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Of this process."""
+    """Sets this process's umask."""
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
 
 
-async def test_what_is_made_is_for_its_own_user_alone(tmp_path: Path, umask: int) -> None:
-    """Every mode is chosen where a file is made: the program's own umask is a second lock."""
+async def test_files_are_for_the_brokers_own_user_alone(tmp_path: Path, umask: int) -> None:
+    """Each file is created with an explicit mode; the umask that the program sets is a second lock."""
     data = tmp_path / "data"
     async with broker_inside(data) as broker:
         wire = await RawConnection.open(broker.settings.network.broker_service_port)

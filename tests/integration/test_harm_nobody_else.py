@@ -30,15 +30,15 @@ def subscribe(request: int) -> pb.CommandSubscribe:
 
 
 async def asked(wire: RawConnection, inside: BrokerProcess) -> None:
-    """The broker has heard everything so far."""
+    """Wait until the broker has handled everything sent so far."""
     wire.say(T.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=99, request_id=99))
     assert (await wire.hear(T.SUCCESS)).request_id == 99
 
 
-async def test_a_consumer_that_is_closed_while_it_is_made_is_none_and_the_next_of_its_id_is_the_only_one(
+async def test_a_consumer_closed_during_creation_is_gone_and_the_next_with_its_id_is_the_only_one(
     inside: BrokerProcess, wire: RawConnection
 ) -> None:
-    """As clients do when an answer takes too long."""
+    """Clients close when an answer takes too long."""
     async with inside.service.registry.lock(ONE):
         wire.say(T.SUBSCRIBE, subscribe(1))
         wire.say(T.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=1, request_id=2))
@@ -55,7 +55,7 @@ async def test_a_consumer_that_is_closed_while_it_is_made_is_none_and_the_next_o
     assert not subscription.consumers
 
 
-async def test_a_producer_that_is_closed_while_it_is_made_is_none_and_the_next_of_its_id_is_the_only_one(
+async def test_a_producer_closed_during_creation_is_gone_and_the_next_with_its_id_is_the_only_one(
     inside: BrokerProcess, wire: RawConnection
 ) -> None:
     async with inside.service.registry.lock(ONE):
@@ -76,7 +76,7 @@ def broken(*_: Any) -> Any:
     raise LedgerError("this disk is broken")
 
 
-async def test_one_topic_whose_space_cannot_be_given_back_does_not_keep_the_others(
+async def test_one_topic_whose_space_cannot_be_freed_does_not_stop_the_others(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = [await inside.service.opener.topic(parse(name), create=True) for name in (ONE, OTHER)]
@@ -88,7 +88,7 @@ async def test_one_topic_whose_space_cannot_be_given_back_does_not_keep_the_othe
     assert looked == [OTHER]
 
 
-async def test_one_topic_that_cannot_be_sealed_does_not_keep_a_broker_from_closing_the_others(
+async def test_a_topic_that_cannot_be_sealed_does_not_stop_a_broker_from_closing_the_others(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = [await inside.service.opener.topic(parse(name), create=True) for name in (ONE, OTHER)]
@@ -99,7 +99,7 @@ async def test_one_topic_that_cannot_be_sealed_does_not_keep_a_broker_from_closi
 
 
 async def test_a_stop_closes_its_topics_together(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With thousands of them, one after another would not end in time."""
+    """Closing thousands one after another would not end in time."""
     some = [await inside.service.opener.topic(parse(f"{ONE}-{number}"), create=True) for number in range(5)]
     everyone = asyncio.Barrier(len(some))
 
@@ -116,7 +116,7 @@ async def test_a_stop_closes_its_topics_together(inside: BrokerProcess, monkeypa
         await closing.close(inside.service.opener)
 
 
-async def test_names_that_were_only_asked_for_leave_no_locks_behind(inside: BrokerProcess, wire: RawConnection) -> None:
+async def test_names_that_were_only_looked_up_leave_no_locks_behind(inside: BrokerProcess, wire: RawConnection) -> None:
     for number in range(10):
         asked_for = subscribe(number)
         asked_for.topic, asked_for.force_topic_creation = f"{ONE}-{number}", False
@@ -125,7 +125,7 @@ async def test_names_that_were_only_asked_for_leave_no_locks_behind(inside: Brok
     assert not [name for name in inside.service.registry._locks if name.startswith(ONE)]
 
 
-async def test_a_witness_knows_nothing_of_what_it_could_not_write(
+async def test_a_witness_does_not_report_what_it_could_not_write(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = WitnessStore(inside.service.registry)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client whose acknowledgements claim what nobody sent it loses its own messages at most."""
+"""A client that acknowledges what it was never sent loses at most its own messages."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ async def publish(broker: BrokerProcess, count: int, messages: int = 1) -> None:
 
 
 def held(broker: BrokerProcess) -> list[int]:
-    """Messages that each consumer has and did not acknowledge."""
+    """Unacknowledged messages of each consumer."""
     return [one.unacked_messages for one in broker.service.topics[TOPIC].subscriptions["s"].consumers]
 
 
-async def test_a_set_of_more_bits_than_any_batch_has_is_refused_and_a_long_one_counts_as_far_as_it_goes(
+async def test_an_ack_set_larger_than_any_batch_is_refused_and_extra_bits_are_ignored(
     inside: BrokerProcess,
 ) -> None:
     await publish(inside, 1, messages=10)
@@ -108,7 +108,7 @@ async def test_more_ids_than_an_ack_may_have_end_the_connection_and_its_messages
     await honest.wire.close()
 
 
-async def test_whoever_acknowledges_what_another_consumer_holds_frees_that_one(inside: BrokerProcess) -> None:
+async def test_acknowledging_what_another_consumer_holds_frees_that_consumer(inside: BrokerProcess) -> None:
     await publish(inside, 6)
     first, second = await Consumer.of(inside), await Consumer.of(inside, 2)
     ids = [*await first.take(4), *await second.take(2)]
@@ -123,10 +123,10 @@ async def test_whoever_acknowledges_what_another_consumer_holds_frees_that_one(i
     await second.wire.close()
 
 
-async def test_all_that_a_client_holds_may_be_given_back_at_once(
+async def test_a_client_may_give_back_all_its_messages_at_once(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In more ids than one turn of the loop should see: it sees them in slices."""
+    """With more ids than one turn of the event loop should handle: they are handled in slices."""
     slices: list[int] = []
     send_again = Subscription.send_again
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names, properties and epochs that nobody could keep are refused before anything is made, and the topic serves on."""
+"""Names, properties and epochs too large to store are refused before anything is created, and the topic serves on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pairs(size: int) -> list[pb.KeyValue]:
 
 
 async def test_names_and_properties_beyond_the_limits_keep_nobody_out(inside: BrokerProcess) -> None:
-    """The topic has no progress log yet: whoever is refused begins none that could not be written."""
+    """The topic has no progress log yet, and a refused client does not begin an unwritable one."""
     hostile = await connect(inside)
     for name in ("n" * 70_000, "n" * (bounds.NAME_BYTES + 1), "\x1b[2Jline\n"):
         assert "name of a subscription" in await subscribed(hostile, name)
@@ -81,7 +81,7 @@ async def test_names_and_properties_beyond_the_limits_keep_nobody_out(inside: Br
 async def test_the_largest_subscriptions_cross_and_one_that_is_too_large_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older version let the last one in. Acknowledgements of an honest subscription cross all the same."""
+    """An older version let the oversized one in. An honest subscription's acknowledgements still cross."""
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         wire = await connect(east.process)
         largest = pairs(bounds.SUBSCRIPTION_PROPERTIES_BYTES)
@@ -127,7 +127,7 @@ async def test_the_largest_subscriptions_cross_and_one_that_is_too_large_holds_n
 ODD = "persistent://public/default/odd\u202e\u2028\x9b2J"
 
 
-async def test_a_topic_whose_name_would_not_be_shown_as_it_is_is_not_made(inside: BrokerProcess) -> None:
+async def test_a_topic_whose_name_would_not_print_as_it_is_is_refused(inside: BrokerProcess) -> None:
     wire = await connect(inside)
     for domain in ("persistent", "non-persistent"):
         topic = ODD.replace("persistent", domain, 1)
@@ -150,7 +150,7 @@ async def test_a_topic_whose_name_would_not_be_shown_as_it_is_is_not_made(inside
 async def test_a_topic_that_has_such_a_name_is_served_and_can_be_deleted(
     inside: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An earlier version, or another region, let it in."""
+    """An earlier version, or another region, accepted it."""
     await inside.catalog.topics.create(topic_name.parse(ODD), TopicRecord())
     wire = await connect(inside)
     await wire.producer(ODD, producer_name="p")
@@ -194,7 +194,7 @@ async def test_an_epoch_that_no_topic_reached_leaves_room_for_those_who_come_nex
         await wire.close()
 
 
-async def test_a_topic_whose_record_was_poisoned_counts_on(inside: BrokerProcess) -> None:
+async def test_a_topic_with_a_poisoned_epoch_record_counts_on(inside: BrokerProcess) -> None:
     wire = await connect(inside)
     await wire.producer(TOPIC, producer_id=7)
     admission = inside.service.topics[TOPIC].admission

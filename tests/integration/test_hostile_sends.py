@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client that sends messages with wild numbers harms nobody else: not on its topic, and not on another one."""
+"""A client that sends messages with absurd numbers harms nobody else, on its topic or on another."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ HOSTILE = [
 
 
 def frame(number: int, payload: bytes, said: dict[str, Any], asked: dict[str, Any], name: str = "hostile") -> bytes:
-    """SEND with any metadata and any command, right or wrong."""
+    """A SEND frame with any metadata and any command, valid or not."""
     fields: dict[str, Any] = {"producer_name": name, "sequence_id": number, "publish_time": 1_700_000_000_000} | said
     body = build_body(pb.MessageMetadata(**fields).SerializeToString(), payload)
     send = pb.CommandSend(**{"producer_id": 1, "sequence_id": number, **asked})
@@ -66,7 +66,7 @@ def frame(number: int, payload: bytes, said: dict[str, Any], asked: dict[str, An
 
 
 def wild_entries(counts: Iterable[int]) -> list[Any]:
-    """As an older version stored them: so many messages each, published at the end of time."""
+    """Entries as an older version stored them, with these message counts and the latest possible publish time."""
     found = []
     for number, messages in enumerate(counts):
         said = pb.MessageMetadata(producer_name="old", sequence_id=number, publish_time=U64_MAX)
@@ -82,7 +82,7 @@ class Client:
         self.wire = wire
         self.name = name
         self.places: dict[bytes, tuple[int, int]] = {}
-        """Payload -> where its receipt says it is stored."""
+        """Payload -> the position in its receipt."""
         self._sequence = 0
 
     @classmethod
@@ -114,7 +114,7 @@ class Client:
         self.places[payload] = receipt.message_id.ledgerId, receipt.message_id.entryId
 
     async def messages(self, until: bytes, consumer_ids: set[int]) -> dict[int, list[tuple[bytes, tuple[int, int]]]]:
-        """What each consumer got, up to that payload."""
+        """The messages of each consumer, up to that payload."""
         found: dict[int, list[tuple[bytes, tuple[int, int]]]] = {one: [] for one in consumer_ids}
         while consumer_ids:
             heard = await self.wire.hear_any()
@@ -128,9 +128,9 @@ class Client:
         return found
 
 
-async def test_messages_with_fields_at_the_ends_of_their_types_harm_nobody_else(inside: BrokerProcess) -> None:
-    """Good ones before and behind each stand in the same read. Everybody gets what was stored, at the place that its
-    receipt names."""
+async def test_messages_with_extreme_field_values_harm_nobody_else(inside: BrokerProcess) -> None:
+    """Valid ones before and after each arrive in the same read. Everybody gets what was stored, at the position in its
+    receipt."""
     honest = await Client.of(inside, TOPIC, "honest")
     elsewhere = await Client.of(inside, ELSEWHERE, "elsewhere")
     reader = await Client.of(inside, TOPIC, "reader")
@@ -168,7 +168,7 @@ async def test_messages_with_fields_at_the_ends_of_their_types_harm_nobody_else(
 
 
 async def test_a_consumer_gets_no_more_messages_than_it_has_room_for(inside: BrokerProcess) -> None:
-    """Not from a producer that says of each message that it is none."""
+    """Not even from a producer whose entries claim to hold zero messages."""
     hostile = await Client.of(inside, TOPIC, "hostile")
     hostile.wire.write(b"".join(frame(number, b"none", {}, {"num_messages": 0}) for number in range(50)))
     for _ in range(50):
@@ -182,7 +182,7 @@ async def test_a_consumer_gets_no_more_messages_than_it_has_room_for(inside: Bro
 
 
 async def test_what_one_region_takes_the_other_stores_and_delivers(tmp_path: Path) -> None:
-    """Also what an older version stored there with wild numbers; and replication goes on, both ways."""
+    """Also what an older version stored with absurd numbers; replication goes on both ways."""
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         hostile = await Client.of(east.process, TOPIC, "hostile")
         reader, other = [await Client.of(west.process, topic, "reader") for topic in (TOPIC, ELSEWHERE)]
@@ -212,8 +212,8 @@ async def test_what_one_region_takes_the_other_stores_and_delivers(tmp_path: Pat
             await client.wire.close()
 
 
-async def test_entries_that_an_older_version_stored_with_wild_numbers_do_no_harm(inside: BrokerProcess) -> None:
-    """They are delivered, acknowledged in part or whole, and take no permits for messages that are not there."""
+async def test_entries_that_an_older_version_stored_with_absurd_numbers_do_no_harm(inside: BrokerProcess) -> None:
+    """They are delivered, acknowledged in part or whole, and use no permits for messages that do not exist."""
     honest = await Client.of(inside, TOPIC, "honest")
     await honest.publish(b"before")
     log = inside.service.topics[TOPIC].log

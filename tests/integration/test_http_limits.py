@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection to the HTTP port may take before anybody knows whose it is: time, bytes, a place among others."""
+"""What an unauthenticated connection to the HTTP port may use: time, bytes, a connection slot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Line:
         self.writer.write(data)
 
     async def status(self) -> int:
-        """Of the next answer, whose body is read, too."""
+        """Status of the next answer, whose body is read too."""
         async with asyncio.timeout(PATIENCE):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = next(line for line in head.splitlines() if line.startswith("content-length:"))
@@ -48,7 +48,7 @@ class Line:
         return int(head.split()[1])
 
     async def closed(self) -> bytes:
-        """What comes before the end."""
+        """Everything received before the connection closes."""
         async with asyncio.timeout(PATIENCE):
             with contextlib.suppress(ConnectionError):
                 return await self.reader.read()
@@ -74,7 +74,7 @@ def http(broker: BrokerProcess) -> int:
     return broker.settings.network.web_service_port
 
 
-async def test_half_sent_requests_take_no_place_from_a_newcomer(inside: BrokerProcess) -> None:
+async def test_half_sent_requests_keep_no_newcomer_out(inside: BrokerProcess) -> None:
     async with lines(http(inside), PLACES) as held:
         for line in held:
             line.say(HALF)
@@ -87,7 +87,7 @@ async def test_half_sent_requests_take_no_place_from_a_newcomer(inside: BrokerPr
         assert await held[-1].status() == 200
 
 
-async def test_headers_and_bodies_that_do_not_come_end_their_connection(
+async def test_headers_and_bodies_that_do_not_arrive_end_their_connection(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.05)
@@ -102,7 +102,7 @@ async def test_headers_and_bodies_that_do_not_come_end_their_connection(
             assert b" 408 " in await line.closed()
 
 
-async def test_headers_are_bounded_together_and_in_number(inside: BrokerProcess) -> None:
+async def test_headers_are_limited_in_total_size_and_in_number(inside: BrokerProcess) -> None:
     async with lines(http(inside), 2) as (large, many):
         for number in range(HEADER_BYTES // 8000 + 1):
             large.say(b"%sX-%d: %s\r\n" % (READY * (not number), number, b"a" * 8000))
@@ -112,7 +112,7 @@ async def test_headers_are_bounded_together_and_in_number(inside: BrokerProcess)
         assert await many.closed() == b""
 
 
-async def test_answers_that_a_client_does_not_take_end_its_connection(
+async def test_answers_that_a_client_does_not_read_end_its_connection(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, count = 200_000, 100
@@ -150,7 +150,7 @@ async def test_a_body_is_read_up_to_the_limit_of_its_request(inside: BrokerProce
         assert await chunked.status() == 413
 
 
-async def test_a_compressed_body_is_refused_and_not_opened(inside: BrokerProcess) -> None:
+async def test_a_compressed_body_is_refused_and_not_decompressed(inside: BrokerProcess) -> None:
     bomb = gzip.compress(bytes(10_000_000), 1)
     async with lines(http(inside)) as (line,):
         line.say(
@@ -161,7 +161,7 @@ async def test_a_compressed_body_is_refused_and_not_opened(inside: BrokerProcess
         assert await line.status() == 415
 
 
-async def test_clients_that_go_before_they_are_told_to_go_on_are_not_logged(
+async def test_clients_that_leave_before_100_continue_are_not_logged(
     inside: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with lines(http(inside), PLACES - 1) as gone:
@@ -173,7 +173,7 @@ async def test_clients_that_go_before_they_are_told_to_go_on_are_not_logged(
     assert "Traceback" not in caplog.text
 
 
-async def test_an_expectation_that_is_no_text_is_refused(
+async def test_an_expectation_that_is_not_text_is_refused(
     inside: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with lines(http(inside)) as (line,):
@@ -182,7 +182,7 @@ async def test_an_expectation_that_is_no_text_is_refused(
     assert "Traceback" not in caplog.text
 
 
-async def test_probes_have_a_port_whose_places_nobody_else_takes(inside: BrokerProcess) -> None:
+async def test_probes_have_a_port_that_nobody_else_can_fill(inside: BrokerProcess) -> None:
     port = inside.settings.network.probe_service_port
     async with lines(http(inside), PLACES), lines(port) as (probe,):
         for path, expected in (("ready", 200), ("live", 200), ("admin/v2/clusters", 404)):
@@ -197,7 +197,7 @@ async def test_probes_have_a_port_whose_places_nobody_else_takes(inside: BrokerP
 class Stood(HttpConnection):
     """A connection without a transport."""
 
-    def __init__(self, address: str) -> None:  # aiohttp's part is left out
+    def __init__(self, address: str) -> None:  # aiohttp's part is omitted
         self.address = address
         self.has_place = True
         self.gave_way = False
@@ -206,7 +206,7 @@ class Stood(HttpConnection):
         self.gave_way = True
 
 
-def test_places_are_counted_in_all_and_by_address() -> None:
+def test_connections_are_counted_in_total_and_by_address() -> None:
     now = 0.0
     hall = Hall(Places(total=3, per_address=2), lambda: now, "connections")
     one, two = Stood("a"), Stood("a")
@@ -214,7 +214,7 @@ def test_places_are_counted_in_all_and_by_address() -> None:
     third = Stood("a")
     assert hall.enter(third) is None
     assert (one.gave_way, two.gave_way) == (True, False)
-    hall.leave(one)  # it was taken out before
+    hall.leave(one)  # it was removed already
     hall.busy(two)
     hall.busy(third)
     assert "a has reached the limit of 2 active connections" in str(hall.enter(Stood("a")))
@@ -230,12 +230,12 @@ def test_places_are_counted_in_all_and_by_address() -> None:
     assert hall.count == 3
 
 
-def test_a_part_of_all_descriptors_is_kept() -> None:
+def test_some_file_descriptors_are_reserved_for_clients() -> None:
     for files in [*range(1, 3000, 7), 65_536, 1 << 20]:
         for http_most in (8, 2048, 1_000_000):
             parts = shares(files, http_most)
             assert files - sum(parts) >= min(files // 2, RESERVE_MAX)
             assert min(parts) >= 0
             assert parts.http <= http_most
-    assert shares(20_000, 2048).clients > 10_000, "what HTTP may not have is the clients'"
+    assert shares(20_000, 2048).clients > 10_000, "the descriptors denied to HTTP are for clients"
     assert limit() > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps another region's replicator out keeps its entries out: they are not fetched instead, from whatever region.
+"""Where another region's replicator is refused, its entries are not fetched either, from any region.
 Real brokers."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOPIC = "persistent://public/default/orders"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Who is not fed is helped at once."""
+    """A copy that no replicator feeds fetches entries at once."""
     monkeypatch.setattr(backfill, "UNFED_MS", 0)
     yield
 
@@ -47,22 +47,22 @@ async def publish(region: Region, count: int, size: int = 100) -> None:
 
 
 async def opened(region: Region, entries: int) -> Topic:
-    """The topic there, once so many entries have come."""
+    """The topic in that region, once it has that many entries."""
     topic = await region.process.service.opener.topic(parse(TOPIC), create=True)
     await until(lambda: topic.log.entries == entries)
     return topic
 
 
 async def nothing_comes(topic: Topic, remote: Region, why: str) -> None:
-    """The remote's replicator was turned away, and this region, asked to fetch what it lacks, does not."""
+    """The remote's replicator was refused, and this region does not fetch what it lacks although asked to."""
     before = topic.log.last_confirmed
     await until(lambda: why in topic.intake.refusals().get(remote.name, ""))
     assert topic.backfill is not None
-    assert remote.name not in topic.backfill.absent({remote.name}), "it can dial us: it is not one to be helped"
+    assert remote.name not in topic.backfill.absent({remote.name}), "it can connect to us: we do not fetch"
     backfill = topic.backfill
 
     def refused() -> bool:
-        """Asks anew as if the replicator had not tried for a while: while it is connected nothing is fetched."""
+        """Ask again as if the replicator had not tried for a while: nothing is fetched while it is connected."""
         if why in backfill.problem:
             return True
         topic.intake._turned_away.clear()
@@ -108,7 +108,7 @@ async def test_a_terminated_topic_does_not_grow(tmp_path: Path) -> None:
         assert here.log.last_confirmed == last
 
 
-async def test_what_is_larger_than_this_broker_takes_stays_where_it_is(tmp_path: Path) -> None:
+async def test_messages_larger_than_this_broker_accepts_are_not_copied_here(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, eu):
         await publish(eu, 3)
         here = await opened(us, 3)
@@ -131,7 +131,7 @@ async def test_what_is_fetched_names_its_schema_by_this_regions_number(tmp_path:
             await region.process.service.opener.topic(parse(TOPIC), create=True)
             for number in order:
                 await region.process.service.parts.schemas.add(parse(TOPIC), schemas[number])
-        eu.process.runner.stop(TOPIC)  # nobody hears of eu's messages by itself
+        eu.process.runner.stop(TOPIC)  # eu does not announce its messages
         connection = await eu.connect()
         producer = await Producer.open(connection, TOPIC)
         for number in range(3):
@@ -140,14 +140,14 @@ async def test_what_is_fetched_names_its_schema_by_this_regions_number(tmp_path:
         await producer.send(b"none")
         await producer.flush()
         await connection.close()
-        assert await numbers(us) == [1, 0, 2, None], "the third schema was new there"
+        assert await numbers(us) == [1, 0, 2, None], "the third schema was new in that region"
         await eu.stop()
         assert await numbers(ap) == [2, 1, 0, None]
         await eu.start()
 
 
 async def numbers(region: Region) -> list[int | None]:
-    """By which numbers the messages of a region name their schemas, once all have come."""
+    """The schema versions of a region's messages, once all have arrived."""
     topic = await opened(region, 4)
     entries = await topic.log.read_after(EARLIEST, 10, 1 << 20)
     found = [message_metadata.scan(stored[unpack(stored).body_offset :]).schema_version for _, stored in entries]

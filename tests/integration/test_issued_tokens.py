@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region issues the operator's token: from the key beside the broker, through Kubernetes, to a change there."""
+"""A region issues the operator's token: from the key beside the broker, through Kubernetes, to an admin change."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def api() -> Iterator[KubeApi]:
 
 @contextmanager
 def issuing(api: KubeApi, key: Path, directory: Path) -> Iterator[Path]:
-    """The region's issuer, as its pod runs it, and the file with what it says."""
+    """The region's token issuer, run as in its pod, and the file with its output."""
     (directory / "keys").mkdir()
     (directory / "keys/secret.key").write_bytes(key.read_bytes())
     (directory / "account").mkdir()
@@ -82,7 +82,7 @@ def settings_of(regions: dict[str, Any]) -> Settings:
     return Settings.model_validate({"regions": regions})
 
 
-async def test_the_operator_administers_with_a_token_that_the_region_has_issued(
+async def test_the_operator_administers_with_a_token_that_the_region_issued(
     api: KubeApi, guarded: Guarded, tmp_path: Path
 ) -> None:
     url = guarded.brokers["east"].admin_url
@@ -99,7 +99,7 @@ async def test_the_operator_administers_with_a_token_that_the_region_has_issued(
         try:
             await watch.tried()
             seen = await observer.see(topic)
-            assert seen.reason == "TokenRefused", "no other token is sent in its place"
+            assert seen.reason == "TokenRefused", "no other token is sent instead"
             assert "kubectl -n east logs deployment/meridian-token-issuer" in seen.problem
             with issuing(api, guarded.key, tmp_path) as said:
                 await until(lambda: tokens.expires("east") is not None and "issued" in said.read_text())
@@ -131,8 +131,8 @@ async def test_an_issuer_waits_for_its_secret_and_for_the_right_to_write_it(api:
 
 
 @pytest.mark.parametrize("junk", [b"a\nb", b"\xff\xfe", b"x" * 20_000, b"two words"])
-async def test_what_is_no_token_is_not_sent(api: KubeApi, junk: bytes) -> None:
-    """A region that writes something else harms nobody but itself."""
+async def test_a_secret_that_is_not_a_token_is_not_sent(api: KubeApi, junk: bytes) -> None:
+    """A region that writes something else harms only itself."""
     api.create("secrets", NAME, NAMESPACE, data={"token": base64.b64encode(junk).decode()})
     api.create("secrets", "other", NAMESPACE, data={"token": base64.b64encode(b"a.b.c").decode()})
     place = {"tokenSecret": PLACE, "tokenIssuer": "east/i"}

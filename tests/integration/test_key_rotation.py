@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys that are replaced while regions run and clients publish: nobody who holds a good token is turned away, and a key
-that is gone opens nothing."""
+that was removed is no longer accepted."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Traffic:
         return [f"{region}-{number}" for region, turns in self.turns.items() for number in range(turns)]
 
     def goes_on(self) -> bool:
-        """Has everybody had an answer since now? Waits for that."""
+        """Wait until every client and admin caller has had an answer since this call."""
         before = dict(self.turns)
         wait_until(lambda: self.refusals or all(self.turns[one] > before[one] + 1 for one in before), "more traffic")
         return not self.refusals
@@ -83,7 +83,7 @@ class Traffic:
 
 
 def received(guarded: Guarded, topic: str, token: str, count: int) -> list[str]:
-    """What stands in the west: this many messages, sorted, and no more."""
+    """The messages in the west, sorted: exactly this many."""
     client = guarded.client("west", token)
     consumer = client.subscribe(topic, "all", initial_position=pulsar.InitialPosition.Earliest)
     came = sorted(consumer.receive(60_000).data().decode() for _ in range(count))
@@ -135,7 +135,7 @@ async def _replace(guarded: Guarded, write: Callable[..., None], old: str, new: 
 
 
 def linked(broker: BrokerProcess) -> bool:
-    """The last word on each link of the log is that it is up."""
+    """The log's last line about each link says that it is up."""
     last = dict(re.findall(r"(\w+ link to \w+) is (up|down)", broker.log()))
     return last != {} and set(last.values()) == {"up"}
 
@@ -150,7 +150,7 @@ def test_clients_publish_while_the_key_of_their_tokens_is_replaced(guarded: Guar
         new = guarded.token("admin", "--key-id", "second", key=second)
         for region in guarded.brokers:
             wait_until(lambda of=region: guarded.ask(TENANTS, new, of=of) == 200, "the new key to count")
-        assert traffic.goes_on(), "old tokens are good as long as their key is there"
+        assert traffic.goes_on(), "old tokens are valid as long as their key exists"
         current = new
         assert traffic.goes_on()
         asyncio.run(_remove_the_old_key(guarded, old_app, new))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What regions say and refuse while they have topics of two kinds under one name."""
+"""What regions report and refuse while one name means a partitioned topic in one and a plain topic in another."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def keep_both(opener: TopicOpener, name: TopicName, theirs: Creation) -> l
 
 
 async def tell_nobody(*_: object) -> None:
-    """As where the link is down."""
+    """As if the link were down."""
 
 
 async def test_a_copy_is_not_ready_while_another_region_has_the_other_kind(
@@ -58,10 +58,10 @@ async def test_a_copy_is_not_ready_while_another_region_has_the_other_kind(
 
 
 async def test_a_creation_is_refused_where_another_region_made_the_other_kind_earlier(tmp_path: Path) -> None:
-    """It is taken back: nothing of it is left, and clients get the topic that counts."""
+    """It is rolled back without a trace, and clients get the earlier topic."""
     async with regions(tmp_path, "us", "eu") as (us, eu):
         ours, theirs = us.process.service, eu.process.service
-        await eu.process.catalog.topics.create(NAME)  # nobody opened it yet, so nobody told us
+        await eu.process.catalog.topics.create(NAME)  # no broker has opened it yet, so nobody told us
         with pytest.raises(AlreadyExists, match="without partitions, created earlier"):
             await creation.create_partitioned(ours.opener, NAME, 3, {})
         assert await ours.parts.catalog.partitioned.find(NAME) is None
@@ -70,7 +70,7 @@ async def test_a_creation_is_refused_where_another_region_made_the_other_kind_ea
         await until(lambda: str(NAME) in ours.topics)
 
 
-async def test_a_creation_that_another_region_tells_of_has_a_stamp_and_counts_until_the_deletion(
+async def test_a_creation_reported_by_another_region_has_a_stamp_and_counts_until_the_deletion(
     tmp_path: Path,
 ) -> None:
     async with regions(tmp_path, "us", "eu") as (us, _), aiohttp.ClientSession() as http:
@@ -81,8 +81,8 @@ async def test_a_creation_that_another_region_tells_of_has_a_stamp_and_counts_un
         later = f"{us.process.service.parts.scheduler.now_ms()}.0@eu"
         for method, known, status in (
             ("GET", "", 200),
-            ("GET", later, 404),  # what is here was deleted there
-            ("POST", later, 404),  # and so it is here
+            ("GET", later, 404),  # our topic was deleted there
+            ("POST", later, 404),  # and so it is deleted here
             ("GET", later, 404),
             ("GET", "", 412),
             ("POST", "", 412),
@@ -91,10 +91,10 @@ async def test_a_creation_that_another_region_tells_of_has_a_stamp_and_counts_un
                 assert answer.status == status, await answer.text()
 
 
-async def test_a_message_that_is_not_durable_yet_when_its_copy_gives_way_is_quarantined(
+async def test_a_message_not_durable_yet_when_its_copy_gives_way_is_quarantined(
     inside: BrokerProcess, wire: RawConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log looks empty until the disk has answered, and then the client gets a receipt."""
+    """The log looks empty until the disk has answered; then the client gets a receipt."""
     sync, answers, asked = Committer._sync, threading.Event(), threading.Event()
 
     def slow(committer: Committer, seconds: list[float]) -> None:

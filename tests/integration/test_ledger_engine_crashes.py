@@ -2,9 +2,9 @@
 """The power fails at every operation of the disk, and nothing that was promised is missing afterwards.
 
 A random workload (appends to many ledgers, seals, take-overs, deletions, checkpoints, compaction, restarts) runs once
-per seed on a disk that journals every operation. What the store promised is noted with the number of operations done
-when the promise was made. Then the disk is built as a crash would have left it, at many moments and with several kinds
-of loss, and a new store has to find every promise made up to there, and nothing that was never appended.
+per seed on a disk that journals every operation. Each promise of the store is noted with the number of operations done
+by then. Then the disk is rebuilt as a crash would have left it, at many moments and with several kinds
+of loss, and a new store has to find everything promised up to that moment, and nothing that was never appended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEVER = 1 << 60
 
 @dataclass(slots=True)
 class Story:
-    """What was done with one ledger, and after how many disk operations it was promised."""
+    """What was done with one ledger, and the disk operation count at each promise."""
 
     appended: list[bytes] = field(default_factory=list)
     confirmed_at: list[int] = field(default_factory=list)
@@ -37,12 +37,12 @@ class Story:
 
 
 def label_of(number: int) -> bytes:
-    """What a ledger is made with: none of every fourth, of others up to some hundred bytes."""
+    """A ledger's label: none for every fourth ledger, up to some hundred bytes for the others."""
     return b"%d of a topic " % number * (number % 4 * 7)
 
 
 class Workload:
-    """Random use of a store on a journaling disk."""
+    """Random use of a store on a journalling disk."""
 
     def __init__(self, seed: int, disk: RecordingDisk, stories: dict[int, Story]) -> None:
         self.rng = random.Random(seed)
@@ -142,7 +142,7 @@ async def start(disk: RecordingDisk) -> LocalLedgerStore:
 
 
 async def check(files: dict[str, bytes], stories: dict[int, Story], moment: int) -> RecordingDisk:
-    """Start on what the crash left and compare with every promise made before ``moment``."""
+    """Start on what the crash left, and check every promise made before ``moment``."""
     disk = RecordingDisk(files)
     store = await start(disk)
     assert store.damages == ()
@@ -216,7 +216,7 @@ async def test_what_was_recovered_survives_the_next_crash(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(200, 203))
 async def test_what_was_shown_after_a_kill_survives_a_power_cut(seed: int) -> None:
-    """After a kill the page cache holds more than the disk. Once a reader saw it, it must not vanish any more."""
+    """After a kill the page cache holds more than the disk. Data that a reader has seen must not vanish any more."""
     disk = RecordingDisk()
     work = Workload(seed, disk, {})
     await work.run(steps=60)
@@ -260,7 +260,7 @@ async def test_what_was_shown_after_a_failed_sync_survives_a_power_cut(durable: 
 
 
 async def test_a_disk_that_reorders_cannot_fake_an_entry() -> None:
-    """Old bytes of a longer file behind a cut never come back as entries."""
+    """Old bytes of a longer file, after a cut, never come back as entries."""
     disk = RecordingDisk()
     store = await start(disk)
     await append_all(await store.create(1, fence=1), [b"one"] * 5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that refuse, lie or rot: every waiting append hears of it, and damage stays where it is."""
+"""Disks that refuse, lie or rot: every waiting append learns of it, and damage does not spread."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def queue(writer: LocalWriter, count: int, heard: list[int | LedgerError]) -> No
 
 
 async def _refused(disk: RefusingDisk, store: LocalLedgerStore) -> tuple[LocalWriter, LocalWriter]:
-    """Fill a ledger until the disk refuses; returns its writer and one that had nothing queued."""
+    """Fill a ledger until the disk refuses; returns its writer and a writer that had nothing queued."""
     writer, idle = await store.create(1, fence=1), await store.create(2, fence=1)
     await append_all(writer, [b"good"] * 10)
     heard: list[int | LedgerError] = []
@@ -85,7 +85,7 @@ async def test_a_full_disk_fails_every_waiting_append(cut_fails: bool) -> None:
     await store.close()
 
 
-async def test_a_failing_sync_fails_what_it_was_for() -> None:
+async def test_a_failing_sync_fails_the_appends_it_was_for() -> None:
     disk = RefusingDisk()
     store = await start(disk)
     writer = await store.create(1, fence=1)
@@ -114,7 +114,7 @@ async def test_a_store_on_a_dead_disk_closes() -> None:
     assert isinstance(await append_one(writer, b"closed"), LedgerError)
 
 
-async def test_upkeep_on_a_full_disk_is_tried_again() -> None:
+async def test_maintenance_on_a_full_disk_is_retried() -> None:
     disk = RefusingDisk()
     store = await start(disk)
     writer = await store.create(1, fence=1)
@@ -128,7 +128,7 @@ async def test_upkeep_on_a_full_disk_is_tried_again() -> None:
     await store.close()
 
 
-async def test_upkeep_with_nothing_to_do_counts_as_well_done(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_maintenance_with_nothing_to_do_counts_as_success(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "IDLE_SECONDS", 0.01)
     monkeypatch.setattr(upkeep, "PAUSE_SECONDS", 0.01)
     store = await start(RefusingDisk())
@@ -138,7 +138,7 @@ async def test_upkeep_with_nothing_to_do_counts_as_well_done(monkeypatch: pytest
 
 
 @pytest.mark.logs_error("refused a write")
-async def test_a_full_volume_takes_acknowledgements_and_is_emptied() -> None:
+async def test_a_full_volume_still_takes_acknowledgements_and_deletions() -> None:
     store = await LocalLedgerStore.start(
         "memory", files=SmallDisk(16 << 20), segment_bytes=SEGMENT_BYTES, checkpoint_bytes=2 * SEGMENT_BYTES
     )
@@ -146,8 +146,8 @@ async def test_a_full_volume_takes_acknowledgements_and_is_emptied() -> None:
     await store.close()
 
 
-def test_a_full_volume_of_the_kernel_takes_acknowledgements_and_is_emptied(tmp_path: Path) -> None:
-    """A small volume in memory, which only this test sees."""
+def test_a_full_kernel_volume_still_takes_acknowledgements_and_deletions(tmp_path: Path) -> None:
+    """A small in-memory volume, visible to this test only."""
     alone = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=24m none "$0" && exec "$@"', str(tmp_path)]
     if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no volume can be mounted here")
@@ -158,7 +158,7 @@ def test_a_full_volume_of_the_kernel_takes_acknowledgements_and_is_emptied(tmp_p
 
 
 async def test_the_real_file_port_reports_a_refused_write(tmp_path: Path) -> None:
-    """A limit on file sizes stands in for the full disk: the kernel writes a part and refuses the rest."""
+    """A limit on file sizes stands in for the full disk: the kernel writes part of the data and refuses the rest."""
     store = await LocalLedgerStore.start(tmp_path, segment_bytes=1 << 20)
     writer = await store.create(1, fence=1)
     await append_all(writer, [b"x" * 1000] * 50)
@@ -182,7 +182,7 @@ async def test_the_real_file_port_reports_a_refused_write(tmp_path: Path) -> Non
 
 
 async def _written(entries: int = 20) -> dict[str, bytes]:
-    """A clean log with entries of 100 bytes in ledgers 1 and 2, one group each."""
+    """A cleanly closed log with entries of 100 bytes in ledgers 1 and 2, one group each."""
     disk = RecordingDisk()
     store = await start(disk)
     first, second = await store.create(1, fence=1), await store.create(2, fence=1)
@@ -224,7 +224,7 @@ async def test_a_flipped_bit_in_an_entry_costs_that_entry_only() -> None:
 
 
 async def test_any_flipped_bit_in_the_log_harms_one_record_at_most() -> None:
-    """Every byte of the log once: what is returned is always right, and at most one record is missing."""
+    """Flips each byte of the log once: whatever is returned is right, and at most one record is missing."""
     files = await _written(entries=4)
     name = log_name(files)
     original = [b"%04d" % number * 25 for number in range(4)]
@@ -248,7 +248,7 @@ async def test_any_flipped_bit_in_the_log_harms_one_record_at_most() -> None:
         await store.close()
 
 
-async def test_damage_while_the_broker_runs_is_met_by_the_reader(tmp_path: Path) -> None:
+async def test_damage_while_the_broker_runs_is_reported_to_the_reader(tmp_path: Path) -> None:
     store = await LocalLedgerStore.start(tmp_path)
     writer = await store.create(1, fence=1)
     await append_all(writer, [b"entry %d" % number for number in range(10)])
@@ -289,7 +289,7 @@ async def test_a_broken_checkpoint_falls_back_to_the_one_before() -> None:
     await store.close()
 
 
-async def test_a_broken_checkpoint_behind_a_whole_one_is_reported_once_and_removed() -> None:
+async def test_a_broken_checkpoint_older_than_an_intact_one_is_reported_once_and_removed() -> None:
     files, entries = await _checkpointed()
     older, newer = sorted(name for name in files if name.startswith("checkpoint"))
     disk = RecordingDisk(flip(files, older, 60))
@@ -306,7 +306,7 @@ async def test_a_broken_checkpoint_behind_a_whole_one_is_reported_once_and_remov
     await store.close()
 
 
-async def test_the_older_checkpoint_finds_all_its_files_after_space_was_given_back() -> None:
+async def test_the_older_checkpoint_finds_all_its_files_after_space_was_freed() -> None:
     disk = RecordingDisk()
     store = await start(disk)
     kept = await store.create(1, fence=1)
@@ -328,7 +328,7 @@ async def test_the_older_checkpoint_finds_all_its_files_after_space_was_given_ba
     await store.close()
 
 
-async def test_without_any_checkpoint_the_log_says_it_all() -> None:
+async def test_without_any_checkpoint_everything_is_recovered_from_the_log() -> None:
     files, entries = await _checkpointed()
     for name in [name for name in files if name.startswith("checkpoint")]:
         files = flip(files, name, 60)
@@ -396,7 +396,7 @@ async def test_files_of_a_newer_format_are_refused() -> None:
 async def test_a_torn_tail_is_cut() -> None:
     files = await _written(entries=3)
     name = log_name(files)
-    # The clean end's mark and the last group go: only what was told before counts as durable.
+    # The clean-close mark and the last group are cut off: only what was confirmed before counts as durable.
     whole = files[name].index(b"0002" * 25)
     for cut in (whole, whole + 50, whole - RECORD_BYTES + 3):
         disk = RecordingDisk({name: files[name][:cut]})
@@ -410,7 +410,7 @@ async def test_a_torn_tail_is_cut() -> None:
 # -- a disk that is slow --------------------------------------------------------------------------------------------
 
 
-async def test_what_is_not_in_the_page_cache_is_waited_for() -> None:
+async def test_a_read_that_misses_the_page_cache_is_waited_for() -> None:
     disk = ColdDisk()
     store = await LocalLedgerStore.start("unused", files=disk, segment_bytes=1 << 16, index_entries=10)
     writer = await store.create(1, fence=1)
@@ -422,7 +422,7 @@ async def test_what_is_not_in_the_page_cache_is_waited_for() -> None:
     await asyncio.sleep(0)
     await store.delete(1)
     try:
-        # Either the read was through before, or it hears that the ledger is gone: never wrong bytes.
+        # Either the read finished before, or it learns that the ledger is gone: never wrong bytes.
         assert (await reading)[0] == b"0000" * 250
     except LedgerNotFound:
         pass
@@ -481,7 +481,7 @@ asyncio.run(main())
 
 
 def _run_and_kill(directory: Path, first_ledger: int, receipts: int) -> list[bytes]:
-    """Kill the child in the middle of its work, after so many receipts; returns all it gave."""
+    """Kill the child in the middle of its work, after that many receipts; returns all receipts it gave."""
     command = [sys.executable, "-c", CHILD, str(directory), str(first_ledger)]
     lines: list[bytes] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
@@ -512,7 +512,7 @@ async def test_kill_9_loses_nothing_that_was_promised(tmp_path: Path) -> None:
         await store.close()
 
 
-async def test_appends_from_many_turns_share_groups(tmp_path: Path) -> None:
+async def test_appends_from_many_loop_turns_share_groups(tmp_path: Path) -> None:
     store = await LocalLedgerStore.start(tmp_path)
     writer = await store.create(1, fence=1)
     heard: list[int | LedgerError] = []

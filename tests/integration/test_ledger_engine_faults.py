@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that fail for a while: nothing with a receipt is lost, nothing fills up, and the work goes on."""
+"""Disks that fail for a while: nothing with a receipt is lost, no space leaks, and the work goes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.contracts.ledger_disks import READS, WRITES, BadSector, ColdDisk, F
 
 
 async def test_one_unreadable_sector_does_not_fill_the_disk() -> None:
-    """What lives in its segment is copied up to the sector, in vain; that must not be done over and over."""
+    """Compaction copies the segment's live entries up to the sector, in vain; it must not do so over and over."""
     disk = FaultyDisk(RecordingDisk())
     store = await LocalLedgerStore.start(
         "unused", files=disk, segment_bytes=1 << 16, checkpoint_bytes=1 << 40, compaction_bytes_per_second=1 << 40
@@ -45,8 +45,8 @@ async def test_one_unreadable_sector_does_not_fill_the_disk() -> None:
     await store.close()
 
 
-async def test_what_was_copied_up_to_an_unreadable_sector_is_given_back() -> None:
-    """The copies before the sector count for nobody, nor do they hold the segments that they were written to."""
+async def test_space_of_copies_made_up_to_an_unreadable_sector_is_freed() -> None:
+    """The copies made before the sector are not used, and do not keep the segments that they were written to."""
     disk = BadSector()
     store = await LocalLedgerStore.start(
         "unused", files=disk, segment_bytes=1 << 16, checkpoint_bytes=1 << 40, compaction_bytes_per_second=1 << 40
@@ -69,13 +69,13 @@ async def test_what_was_copied_up_to_an_unreadable_sector_is_given_back() -> Non
     await store.delete(3)
     await store.tidy()
     assert store.stats().moved_bytes == copied
-    assert store.stats().segments == 2  # the one with the sector, and the one that is written to
+    assert store.stats().segments == 2  # the segment with the sector, and the one being written
     disk.bad = None
     assert await read_all(store, 1) == kept
     await store.close()
 
 
-async def test_entries_before_an_unreadable_sector_are_read_and_so_are_those_behind() -> None:
+async def test_entries_before_and_after_an_unreadable_sector_are_read() -> None:
     disk = BadSector()
     store = await LocalLedgerStore.start("unused", files=disk)
     writer = await store.create(1, fence=1)
@@ -94,7 +94,7 @@ async def test_entries_before_an_unreadable_sector_are_read_and_so_are_those_beh
     await store.close()
 
 
-async def test_places_come_from_the_segment_while_the_index_file_cannot_be_read() -> None:
+async def test_locations_come_from_the_segment_while_the_index_file_is_unreadable() -> None:
     disk = FaultyDisk(ColdDisk())
     store = await LocalLedgerStore.start(
         "unused", files=disk, segment_bytes=1 << 13, checkpoint_bytes=1 << 14, index_entries=1
@@ -111,10 +111,10 @@ async def test_places_come_from_the_segment_while_the_index_file_cannot_be_read(
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("operations", [READS, WRITES, READS | WRITES], ids=["reads", "writes", "everything"])
-async def test_whenever_the_disk_fails_no_receipt_is_broken_and_the_work_goes_on(
+async def test_whenever_the_disk_fails_receipts_hold_and_the_work_goes_on(
     operations: frozenset[str], code: int
 ) -> None:
-    """15 moments at which it begins to fail, each time for a drawn number of operations."""
+    """15 moments at which the disk begins to fail, each time for a random number of operations."""
     whole = FaultyDisk(RecordingDisk())
     await _busy_while_it_fails(whole)
     rng = random.Random(code)
@@ -126,12 +126,12 @@ async def test_whenever_the_disk_fails_no_receipt_is_broken_and_the_work_goes_on
 
 
 def during(disk: FaultyDisk, begins: int, ends: int, fault: Fault) -> Fault:
-    """It is there from one operation of the disk to another."""
+    """A fault that lasts from one disk operation to another."""
     return lambda operation, name: fault(operation, name) if begins <= disk.operations < ends else None
 
 
 async def _busy_while_it_fails(disk: FaultyDisk) -> None:
-    """Ledgers are written, read, sealed and deleted; in the end everything with a receipt is there."""
+    """Writes, reads, seals and deletes ledgers; in the end everything with a receipt is there."""
     fault, disk.fault = disk.fault, None
     store = await LocalLedgerStore.start(
         "unused", files=disk, segment_bytes=8192, checkpoint_bytes=8192, index_entries=20,
@@ -189,7 +189,7 @@ async def test_a_disk_that_refuses_many_writes_is_logged_once(caplog: pytest.Log
 
 
 @pytest.mark.logs_error("MemoryError")
-async def test_upkeep_survives_any_error_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_maintenance_survives_any_error_and_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     disk = FaultyDisk(RecordingDisk())
     store = await LocalLedgerStore.start("unused", files=disk, segment_bytes=8192, checkpoint_bytes=8192)
 
@@ -211,10 +211,10 @@ async def test_upkeep_survives_any_error_and_says_so(caplog: pytest.LogCaptureFi
     await store.close()
 
 
-async def test_damage_to_the_last_group_is_told_from_a_torn_tail_once_the_log_fell_idle(
+async def test_damage_to_the_last_group_is_told_from_a_torn_tail_once_the_log_is_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing follows that group, for hours perhaps: so a mark of its own says that it was durable."""
+    """Nothing may follow that group for hours, so a separate mark says that it was durable."""
     monkeypatch.setattr(committer, "IDLE_SECONDS", 0.01)
     disk = RecordingDisk()
     store = await LocalLedgerStore.start("unused", files=disk)
@@ -224,7 +224,7 @@ async def test_damage_to_the_last_group_is_told_from_a_torn_tail_once_the_log_fe
     syncs = store.stats().syncs
     await until(lambda: store.stats().syncs > syncs)
     settled = store.stats().syncs, store.stats().written_bytes
-    for _ in range(5):  # one mark says it all
+    for _ in range(5):  # one mark is enough
         await asyncio.sleep(0.01)
     assert (store.stats().syncs, store.stats().written_bytes) == settled
     killed = disk.killed(len(disk.journal)).content()
@@ -253,7 +253,7 @@ async def test_a_busy_log_is_not_marked_between_its_groups(monkeypatch: pytest.M
     await store.close()
 
 
-def test_the_name_of_a_directory_that_is_made_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_new_directory_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(files, "_sync_path", synced.append)
     files.make_directory(tmp_path / "a" / "b")
@@ -262,7 +262,7 @@ def test_the_name_of_a_directory_that_is_made_is_durable(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("start", [0, 1, files.COPY_BYTES, 2 * files.COPY_BYTES + 5])
-def test_a_file_that_is_written_again_stays_as_it_is(tmp_path: Path, start: int) -> None:
+def test_writing_a_file_again_keeps_its_content(tmp_path: Path, start: int) -> None:
     content = random.Random(start).randbytes(2 * files.COPY_BYTES + 5)
     (tmp_path / "file").write_bytes(content)
     files.OsFiles(tmp_path, make=False).write_again("file", start)

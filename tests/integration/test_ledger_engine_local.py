@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local engine on real files: the contract, the lock, a second process' view, space given back, memory bounds."""
+"""The local engine on real files: the contract, the lock, a second process's view, freed space, memory bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.contracts.ledger_contract import EVERYTHING, LedgerContract, append
 from support.contracts.ledger_disks import READS, WRITES, FaultyDisk, broken
 
 SEGMENT = 1 << 16
-"""Segments of 64 KiB, so that a few hundred entries meet everything a large log meets."""
+"""64 KiB segments: a few hundred entries go through everything that a large log does."""
 
 
 async def start(directory: Path, *, index_entries: int = 1 << 20, files: FilePort | None = None) -> LocalLedgerStore:
@@ -67,7 +67,7 @@ def log_files(directory: Path) -> list[str]:
     return sorted(name for name in os.listdir(directory) if name.endswith(".log"))
 
 
-async def test_a_second_opener_is_told_to_go_away(ledgers: LocalWorld) -> None:
+async def test_a_second_opener_is_refused(ledgers: LocalWorld) -> None:
     with pytest.raises(LedgerError, match="in use by another broker"):
         await LocalLedgerStore.start(ledgers.directory)
     await ledgers.reopen()
@@ -129,7 +129,7 @@ async def test_the_space_of_deleted_ledgers_comes_back(ledgers: LocalWorld) -> N
     assert store.damages == ()
 
 
-async def test_compaction_keeps_what_lives(ledgers: LocalWorld) -> None:
+async def test_compaction_keeps_live_entries(ledgers: LocalWorld) -> None:
     store = ledgers.store
     writers = [await store.create(number, fence=1) for number in range(10)]
     for entry in range(200):
@@ -154,7 +154,7 @@ async def test_compaction_keeps_what_lives(ledgers: LocalWorld) -> None:
     assert store.damages == ()
 
 
-async def test_many_small_segments_are_put_together(ledgers: LocalWorld) -> None:
+async def test_many_small_segments_are_merged(ledgers: LocalWorld) -> None:
     for number in range(12):
         await append_all(await ledgers.store.create(number, fence=1), sample(number, 2))
         await ledgers.reopen()
@@ -175,7 +175,7 @@ async def test_a_start_reads_only_the_tail(ledgers: LocalWorld) -> None:
     assert await read_all(store, 1) == sample(1, 1000)
 
 
-async def test_places_leave_the_memory_and_come_back(tmp_path: Path) -> None:
+async def test_entry_locations_leave_memory_and_come_back(tmp_path: Path) -> None:
     store = await start(tmp_path, index_entries=100)
     writer = await store.create(1, fence=1)
     await append_all(writer, sample(1, 1000))
@@ -238,13 +238,13 @@ async def test_another_process_follows_entries_that_move(ledgers: LocalWorld) ->
     await other.close()
 
 
-async def test_reading_only_needs_a_directory_that_exists(tmp_path: Path) -> None:
+async def test_read_only_access_needs_an_existing_directory(tmp_path: Path) -> None:
     with pytest.raises(LedgerUnreadable, match="No such file"):
         await LocalLedgerReader.open_readonly(tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
 
 
-async def test_places_of_many_ledgers_in_one_segment(ledgers: LocalWorld) -> None:
+async def test_locations_of_many_ledgers_in_one_segment(ledgers: LocalWorld) -> None:
     store = ledgers.store
     writers = [await store.create(number, fence=1) for number in range(300)]
     await asyncio.gather(*(append_all(writer, [b"%d" % writer.ledger_id] * 5) for writer in writers))

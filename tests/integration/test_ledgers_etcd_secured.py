@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BookKeeper and an etcd that asks who is there: brokers and bookies may do all that they have to do, and no more."""
+"""BookKeeper with a secured etcd: brokers and bookies may do all that they need, and no more."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METADATA = LedgerMetadata(1, 1, (Segment(0, ("b",)),)).with_custom("meridian-fen
 
 
 class Secured:
-    """An open etcd, and settings of a broker that knows a user's name and password."""
+    """An etcd that is still open, and settings of a broker that knows a user's name and password."""
 
     def __init__(self, directory: Path) -> None:
         for name in ("root", "broker"):
@@ -79,14 +79,14 @@ async def test_the_brokers_user_may_do_all_that_the_engine_does(tmp_path: Path) 
                 await channel.read(rpc.RangeRequest(key=key), "asking", 60.0)
         await table.close()
         store = await BookKeeperLedgerStore.start(secured.etcd.url, "us", login=secured.login)
-        assert store.full is not None, "it sees that there are no bookies"
+        assert store.full is not None, "it may list bookies, and finds none"
         await store.close()
     finally:
         secured.etcd.close()
 
 
-async def test_who_moves_to_bookkeeper_is_granted_its_keys_then(tmp_path: Path) -> None:
-    """`meridian secure-etcd` again, with the new settings."""
+async def test_moving_to_bookkeeper_later_grants_its_keys(tmp_path: Path) -> None:
+    """By running `meridian secure-etcd` again, with the new settings."""
     secured = Secured(tmp_path)
     try:
         await secured.secure(secured.settings())
@@ -101,7 +101,7 @@ async def test_who_moves_to_bookkeeper_is_granted_its_keys_then(tmp_path: Path) 
 
 
 async def test_bookies_log_in_by_certificate_and_find_what_they_need(tmp_path: Path) -> None:
-    """They have no password. A certificate of the same authority with another name is nobody's."""
+    """They have no password. A certificate of the same authority with another name grants nothing."""
     ours = Authority(tmp_path)
     for name in ("root", "broker"):
         (tmp_path / name).write_text(f"the password of {name}\n")
@@ -122,7 +122,7 @@ async def test_bookies_log_in_by_certificate_and_find_what_they_need(tmp_path: P
         password = {"metadataStoreUser": "broker", "metadataStorePasswordFile": str(tmp_path / "broker")}
         of_broker = settings(ours.issue("client"), managedLedgerStorage="bookkeeper", **password)
         found = []
-        for _ in range(2):  # the second time nothing changes
+        for _ in range(2):  # running it again changes nothing
             await asyncio.to_thread(run_secure_etcd, of_broker, tmp_path / "root", lambda _: None)
             answer = await channel.read(rpc.RangeRequest(key=b"/", range_end=b"0"), "asking", 60.0)
             found.append([(kv.key, kv.value) for kv in answer.kvs])

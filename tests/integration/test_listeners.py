@@ -28,7 +28,7 @@ def inside() -> int:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, inside: int) -> Iterator[BrokerProcess]:
-    """Its neighbours reach it at its own port, those inside at another, and "far" is nowhere near."""
+    """Brokers reach it at its own port, clients inside at another port, and listener "far" is an address elsewhere."""
     port = free_port()
     settings = {
         "advertisedListeners": (
@@ -60,7 +60,7 @@ async def test_a_lookup_names_the_listener(broker: BrokerProcess, inside: int) -
     )
 
 
-async def test_whoever_comes_in_by_a_bind_address_is_told_its_listener(broker: BrokerProcess, inside: int) -> None:
+async def test_a_client_of_a_bind_address_is_given_its_listener(broker: BrokerProcess, inside: int) -> None:
     assert (await looked_up(inside)).brokerServiceUrl == f"pulsar://localhost:{inside}"
     assert (await looked_up(inside, "near")).brokerServiceUrl == broker.service_url
 
@@ -88,7 +88,7 @@ def test_lookup_over_http(broker: BrokerProcess, inside: int) -> None:
     assert (refused.status, "'nowhere'" in refused.reason) == (503, True)
 
 
-def test_the_client_says_its_listener(broker: BrokerProcess) -> None:
+def test_the_client_names_its_listener(broker: BrokerProcess) -> None:
     def client(listener: str, seconds: int) -> pulsar.Client:
         options = {"listener_name": listener, "operation_timeout_seconds": seconds}
         return pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error), **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cheap request over HTTP costs a bounded amount at a time, however many topics and subscriptions there are."""
+"""Simple HTTP requests do bounded work at a time, however many topics and subscriptions there are."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Of walks whose turn is always used up."""
+    """Pauses of walks whose every turn is used up at once."""
     made: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -86,7 +86,7 @@ async def test_others_run_between_any_two_topics_or_subscriptions(
 
 @pytest.fixture
 def long_names(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A namespace's topics, partitioned ones too, whose names no frame can hold."""
+    """Topics of a namespace, partitioned ones too, whose names together exceed any frame."""
     segments = [f"{number:04}-{'x' * 2000}" for number in range(3000)]
 
     async def children(path: str) -> list[str]:
@@ -99,7 +99,7 @@ def long_names(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> list[s
 async def test_a_list_of_topics_that_no_frame_can_hold_is_refused_and_the_connection_stays(
     inside: BrokerProcess, long_names: list[str]
 ) -> None:
-    """The client would close it, with everybody on it, and ask again on the next one."""
+    """Otherwise the client would close the connection, with everything on it, and ask again on the next one."""
     wire = await RawConnection.open(inside.settings.network.broker_service_port)
 
     def ask(pattern: str | None = None, known: str | None = None) -> None:
@@ -131,10 +131,10 @@ async def test_a_list_of_topics_that_no_frame_can_hold_is_refused_and_the_connec
 
 
 @pytest.mark.parametrize("path", ["persistent", "persistent/{}/partitioned", "namespaces/{}/topics"])
-async def test_over_http_a_list_of_topics_has_any_length(
+async def test_a_topic_list_over_http_may_have_any_length(
     inside: BrokerProcess, long_names: list[str], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """It is encoded a part at a time."""
+    """The list is encoded a part at a time."""
     encoded: list[int] = []
     dumps = json.dumps
 
@@ -149,10 +149,8 @@ async def test_over_http_a_list_of_topics_has_any_length(
     assert max(encoded) <= requests.NAMES_AT_ONCE
 
 
-async def test_all_who_scrape_at_the_same_time_get_one_text(
-    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also when the scrape they waited for fails: then the next of them makes one."""
+async def test_simultaneous_scrapes_share_one_text(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the scrape they waited for fails: then the next of them runs one."""
     made: list[int] = []
     everybody = asyncio.Event()
     read = reading.read
@@ -182,8 +180,8 @@ async def test_all_who_scrape_at_the_same_time_get_one_text(
     assert len(made) == 2
 
 
-async def test_few_topics_are_opened_at_a_time(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else the broker does waits for a step of each of them, and a lease has to be renewed in time."""
+async def test_few_topics_are_opened_at_once(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other work waits for one step of each of them, and the lease has to be renewed in time."""
     under_way, most, opened = 0, 0, opening.open_topic
 
     async def counted(*arguments: Any) -> Topic:

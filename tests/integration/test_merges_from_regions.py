@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another region tells of a topic is answered, whatever becomes of it: without an answer its digests are held."""
+"""What another region reports about a topic is always answered: without an answer it holds back its digests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TOPIC = "persistent://public/default/orders"
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-async def test_progress_that_cannot_be_joined_is_refused(
+async def test_progress_that_cannot_be_merged_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool
 ) -> None:
-    """The reason reaches the peer, also when the topic has to be opened first."""
+    """The reason reaches the peer, even if the topic has to be opened first."""
 
     def refuses(*_: object) -> None:
         raise ValueError("more rewinds than a subscription can remember")
@@ -37,7 +37,7 @@ async def test_progress_that_cannot_be_joined_is_refused(
         answered: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         try:
             us.process.host.merge(TOPIC, "s", "", Progress(), record, answered.set_result)
-        except ValueError as error:  # as the port says: instead of the answer
+        except ValueError as error:  # as the port documents: called instead of the answer
             answered.set_result(str(error))
         async with asyncio.timeout(10):
             assert await answered == "more rewinds than a subscription can remember"

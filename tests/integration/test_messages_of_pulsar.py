@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that a region of Apache Pulsar sends to two real regions: acknowledged in one, and seen in the other."""
+"""Messages that a region of Apache Pulsar sends to two real regions: acknowledged in one, known in the other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOWHERE = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127
 
 @pytest.fixture
 def shop(regions: RegionsProcess) -> str:
-    """A namespace of both regions and of one of Apache Pulsar, which cannot be reached from here."""
+    """A namespace of both regions and of an Apache Pulsar region that cannot be reached from here."""
     clusters = [*REGIONS, APACHE]
     for region in REGIONS:
         assert regions.http(region, "PUT", f"/admin/v2/clusters/{APACHE}", NOWHERE).status in (204, 409)
@@ -42,7 +42,7 @@ def port_of(regions: RegionsProcess, region: str) -> int:
 
 
 async def sends(port: int, region: str, topic: str, sources: list[int], *, stamps: bool = True) -> RawConnection:
-    """Apache Pulsar connects to a region and sends the numbers of these positions."""
+    """Act as Apache Pulsar: connect to a region and send the numbers of these positions."""
     wire = await RawConnection.open(port, names_sources=stamps)
     await wire.producer(topic, producer_name=f"pulsar.repl.{APACHE}-->{region}", user_provided_producer_name=True)
     for source in sources:
@@ -78,8 +78,8 @@ async def test_what_is_acknowledged_in_one_region_is_not_delivered_in_the_other(
             await wire.close()
 
 
-async def test_status_says_how_each_kind_moves(inside: BrokerProcess) -> None:
-    """One region is enough to say it; the other one cannot be reached."""
+async def test_status_says_how_each_kind_of_message_is_replicated(inside: BrokerProcess) -> None:
+    """One region can say so alone; the other cannot be reached."""
     admin = f"http://127.0.0.1:{inside.settings.network.web_service_port}"
     clusters = ["inside", WEST, APACHE]
 

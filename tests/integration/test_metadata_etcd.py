@@ -68,7 +68,7 @@ async def test_a_watch_misses_nothing_while_etcd_is_killed_and_started_again(
     stop = asyncio.Event()
 
     async def write() -> None:
-        """Numbers in order, two paths per transaction; what etcd did not confirm is written again."""
+        """Write numbers in order, two paths per transaction, and repeat what etcd did not confirm."""
         for number in itertools.count():
             while True:
                 try:
@@ -107,13 +107,13 @@ async def test_a_watch_misses_nothing_while_etcd_is_killed_and_started_again(
 
 
 async def test_a_watch_that_missed_compacted_changes_says_so(etcd_server: EtcdServer, store: EtcdMetadataStore) -> None:
-    watch = store._open_watch("/w/")  # as nobody reads on behalf of it
+    watch = store._open_watch("/w/")  # as if nobody read for this watch
     assert await next_changes(watch) == []
     version = await store.put("/w/a", b"1")
     assert len(await next_changes(watch)) == 1
     await asyncio.to_thread(etcd_server.kill)
     await asyncio.to_thread(etcd_server.start)
-    # The watch is not being read: its stream is broken, and it will come back only after the compaction.
+    # Nobody reads the watch: its stream breaks, and it comes back only after the compaction.
     for _ in range(3):
         version = await store.put("/w/a", b"2")
     await store._channel._connections.now.kv.Compact(rpc.CompactionRequest(revision=version, physical=True), timeout=60)
@@ -121,7 +121,7 @@ async def test_a_watch_that_missed_compacted_changes_says_so(etcd_server: EtcdSe
         await next_changes(watch)
 
 
-async def test_those_who_follow_a_folder_share_a_watch(store: EtcdMetadataStore) -> None:
+async def test_followers_of_a_folder_share_one_watch(store: EtcdMetadataStore) -> None:
     opened: list[str] = []
 
     def open_watch(prefix: str) -> AsyncGenerator[list[Change], None]:
@@ -140,7 +140,7 @@ async def test_those_who_follow_a_folder_share_a_watch(store: EtcdMetadataStore)
     assert [one.path for one in await next_changes(watches[0])] == ["/geo/a", "/geo/tenants/a"]
     await end(watches[0])
     await store.put("/geo/tenants/a", b"2")
-    assert len(await next_changes(watches[1])) == 1, "one of them ended, the other one goes on"
+    assert len(await next_changes(watches[1])) == 1, "one follower ended, the other goes on"
     await end(watches[1])
     again = await begin(store, "/geo/tenants/")
     assert opened[3:] == ["/geo/"]
@@ -149,7 +149,7 @@ async def test_those_who_follow_a_folder_share_a_watch(store: EtcdMetadataStore)
     assert not store._watches._streams
 
 
-async def test_a_scan_begins_anew_when_its_revision_is_compacted(
+async def test_a_scan_restarts_when_its_revision_is_compacted(
     store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for at in range(0, 600, 100):
@@ -174,7 +174,7 @@ async def test_a_scan_begins_anew_when_its_revision_is_compacted(
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests wait longer than an etcd takes to start on a machine that does other things, too."""
+    """Requests wait longer than etcd takes to start on a busy machine."""
     monkeypatch.setattr("meridian_broker.engines.etcd.metadata.REQUEST_TIMEOUT", 60.0)
 
 
@@ -192,9 +192,7 @@ async def test_requests_wait_for_an_etcd_that_comes_back_in_time(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_read_that_was_on_its_way_when_etcd_died_is_asked_again(
-    etcd_server: EtcdServer, store: EtcdMetadataStore
-) -> None:
+async def test_a_read_in_flight_when_etcd_died_is_repeated(etcd_server: EtcdServer, store: EtcdMetadataStore) -> None:
     await store.put("/a", b"1")
     await asyncio.to_thread(etcd_server.pause)
     try:
@@ -209,12 +207,12 @@ async def test_a_read_that_was_on_its_way_when_etcd_died_is_asked_again(
 
 
 async def written(store: EtcdMetadataStore) -> None:
-    """What was asked so far stands in the socket of an etcd that is stopped."""
+    """Waits until all requests so far are in the socket of the stopped etcd."""
     with pytest.raises(MetadataUnavailable):
         await store._channel.read(rpc.RangeRequest(key=b"/"), "asking", 0.3)
 
 
-async def test_an_etcd_that_stays_away_is_reported(
+async def test_an_etcd_that_stays_down_is_reported(
     etcd_server: EtcdServer, store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("metadata", "leasing", "watching"):
@@ -239,7 +237,7 @@ async def test_an_etcd_that_stays_away_is_reported(
 @pytest.mark.usefixtures("etcd_server")
 @pytest.mark.parametrize("lost", [1, 3])
 async def test_an_etcd_that_was_restored_under_us_is_noticed(tmp_path: Path, lost: int) -> None:
-    """Whatever is asked first: nothing that it says is believed, also where our own write would hide what is lost."""
+    """Whichever request comes first: no answer is believed, even where our own write would hide the loss."""
     server = EtcdServer(tmp_path / "etcd")
     told: list[str] = []
     try:
@@ -264,7 +262,7 @@ async def test_an_etcd_that_was_restored_under_us_is_noticed(tmp_path: Path, los
             await next_changes(watch)
         with pytest.raises(MetadataWentBack):
             await writing.put("/other", b"")
-        assert len(told) == 3, "each store says it once"
+        assert len(told) == 3, "each store logs it once"
         with pytest.raises(MetadataWentBack):
             await writing.get("/other")
         assert len(told) == 3
@@ -285,7 +283,7 @@ async def test_a_lease_outlives_a_short_absence_of_etcd(etcd_server: EtcdServer,
     await lease.revoke()
 
 
-async def test_what_a_dead_holder_put_with_its_lease_goes(etcd_server: EtcdServer, store: EtcdMetadataStore) -> None:
+async def test_what_a_dead_holder_put_with_its_lease_ends(etcd_server: EtcdServer, store: EtcdMetadataStore) -> None:
     watch = await begin(store, "/holder")
     holder = await asyncio.create_subprocess_exec(sys.executable, "-c", _HOLDER, etcd_server.url, store._prefix)
     assert [change.record is not None for change in await next_changes(watch)] == [True]
@@ -317,7 +315,7 @@ async def test_a_lease_taken_away_in_etcd_is_noticed(store: EtcdMetadataStore) -
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:2379", "ftp://127.0.0.1:2379", "http://127.0.0.1", "http://[::1:2379", "etcd"]
 )
-async def test_an_address_that_is_none_is_refused(url: str) -> None:
+async def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(MetadataError, match="not an etcd address"):
         await EtcdMetadataStore.connect(url, "meridian/x")
 
@@ -353,10 +351,10 @@ def test_the_embedded_store_and_the_catalog_import_no_grpc() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_request_timeout_is_shorter_than_the_patience_of_callers() -> None:
+def test_the_request_timeout_is_shorter_than_callers_wait() -> None:
     assert 1 <= client.REQUEST_TIMEOUT <= 10
 
 
-def test_the_binary_that_runs_is_named(etcd_server: EtcdServer) -> None:
+def test_the_running_binary_is_named(etcd_server: EtcdServer) -> None:
     assert etcd_server.binary.startswith("etcd 3.")
     assert Path(etcd_server.binary.rpartition(", ")[2].rstrip(")")).exists()

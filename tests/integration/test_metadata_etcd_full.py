@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd that reached its quota: what goes on, what is refused and with which words, and that room is all it takes."""
+"""An etcd that reached its quota: what goes on, what is refused with which message, and that freeing space suffices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOPIC, BARE, OTHER, PARTED = (f"persistent://public/default/{name}" for name in 
 
 
 class SmallEtcd:
-    """An etcd with little room, filled up and emptied again as an administrator would."""
+    """An etcd with a small quota, filled up, and freed again as an administrator would do it."""
 
     def __init__(self, etcd: EtcdOfTest) -> None:
         self.url = etcd.url
@@ -42,13 +42,13 @@ class SmallEtcd:
         self._care = rpc.MaintenanceStub(self._channel)
 
     async def fill(self) -> None:
-        """Write until it takes no more."""
+        """Write until etcd refuses."""
         with pytest.raises(grpc.aio.AioRpcError, match="space exceeded"):
             while True:
                 await self._kv.Put(rpc.PutRequest(key=FILLER, value=bytes(100_000)), wait_for_ready=True)
 
     async def make_room(self) -> None:
-        """Compact, defragment, and take the alarm back."""
+        """Compact, defragment, and disarm the alarm."""
         newest = (await self._kv.Range(rpc.RangeRequest(key=FILLER))).header.revision
         await self._kv.Compact(rpc.CompactionRequest(revision=newest, physical=True))
         await self._care.Defragment(rpc.DefragmentRequest())
@@ -72,7 +72,7 @@ async def etcd(tmp_path: Path) -> AsyncIterator[SmallEtcd]:
 
 @pytest.fixture
 async def inside(tmp_path: Path, etcd: SmallEtcd, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[BrokerProcess]:
-    monkeypatch.setattr(topic_record, "ATTEMPTS", 1)  # in which somebody might make room
+    monkeypatch.setattr(topic_record, "ATTEMPTS", 1)  # no retries in which space might be freed
     monkeypatch.setattr(patience, "SECONDS", 0.1)
     monkeypatch.setattr(chores, "ROOM_SECONDS", 0.2)
     async with broker_inside(tmp_path / "data", metadataStoreUrl=f"etcd:{etcd.url}") as broker:
@@ -80,7 +80,7 @@ async def inside(tmp_path: Path, etcd: SmallEtcd, monkeypatch: pytest.MonkeyPatc
 
 
 async def subscribed(wire: RawConnection, name: str, consumer_id: int, topic: str = TOPIC) -> pb.CommandError | None:
-    """None, or why not."""
+    """None, or why it was refused."""
     asked = pb.CommandSubscribe(
         topic=topic,
         subscription=name,
@@ -98,7 +98,7 @@ async def health(broker: BrokerProcess) -> Any:
     return (await asyncio.to_thread(http, "GET", f"{broker.listeners.admin_url}/meridian/v1/health")).json
 
 
-async def test_a_full_etcd_stops_what_is_new_and_is_well_again_once_it_has_room(
+async def test_a_full_etcd_refuses_what_is_new_until_it_has_room(
     inside: BrokerProcess, etcd: SmallEtcd, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = inside.settings.network.broker_service_port
@@ -109,7 +109,7 @@ async def test_a_full_etcd_stops_what_is_new_and_is_well_again_once_it_has_room(
         assert await wire.receipt() == (0, True)
     assert await subscribed(wire, "s", 1) is None
     await etcd.fill()
-    assert (await health(inside))["metadataFull"] is None, "nobody has written yet"
+    assert (await health(inside))["metadataFull"] is None, "nothing was written yet"
 
     # What is new is refused, with the reason, and no topic is closed because of it.
     refused = await subscribed(other, "new", 1, BARE)
@@ -123,7 +123,7 @@ async def test_a_full_etcd_stops_what_is_new_and_is_well_again_once_it_has_room(
     assert (answer.status, "is full" in answer.reason) == (503, True)
     assert "defragment" in (await health(inside))["metadataFull"]
 
-    # What needs no metadata goes on, on both topics, and so do reads, also many at a time.
+    # What needs no metadata write goes on, on both topics, and so do reads, even many at once.
     for producer_id in (1, 2):
         wire.send("p", 1, b"while it is full", producer_id=producer_id)
         assert await wire.receipt() == (1, True)
@@ -191,7 +191,7 @@ async def test_while_etcd_is_full_subscriptions_can_be_deleted_and_topics_go_on_
 async def test_a_topic_without_a_ledger_closes_until_a_full_etcd_has_room(
     inside: BrokerProcess, etcd: SmallEtcd
 ) -> None:
-    """What its producer had no receipt for is stored once, when it sends it again."""
+    """Messages without a receipt are stored once, when the producer sends them again."""
     port = inside.settings.network.broker_service_port
     wire, other = await RawConnection.open(port), await RawConnection.open(port)
     await wire.producer(BARE, 1, producer_name="p")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata that an earlier version wrote to keys with a slash before them: moved once, in pages, whatever happens."""
+"""Metadata that an earlier version wrote to keys with a leading slash: moved once, in pages, whatever happens."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ async def test_everything_is_at_the_keys_of_this_version_after_the_first_connect
     await earlier.store.put("/alive", b"1", lease=lease.lease_id)
     store = await EtcdMetadataStore.connect(earlier.url, earlier.prefix)
     assert await contents(store) == WRITTEN
-    assert await earlier.paths() == ["/alive"]  # ends with its lease; without one it would stay for good
+    assert await earlier.paths() == ["/alive"]  # ends with its lease; without a lease it would stay for good
     await store.close()
 
 
-async def test_a_region_that_this_version_wrote_to_takes_nothing_older(earlier: Earlier) -> None:
+async def test_nothing_older_is_moved_to_where_this_version_has_written(earlier: Earlier) -> None:
     begun = EtcdMetadataStore(EtcdChannel(parse_endpoints(earlier.url)), earlier.prefix)
     await begun.put("/topics/0001", b"newer")
     store = await EtcdMetadataStore.connect(earlier.url, earlier.prefix)
@@ -69,7 +69,7 @@ async def test_a_region_that_this_version_wrote_to_takes_nothing_older(earlier: 
 
 
 class Dying(Together):
-    """Its process dies before a certain write."""
+    """Dies before a certain write."""
 
     writes_left = 0
 

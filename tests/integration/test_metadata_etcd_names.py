@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd that is known by a name: it is found again when the name gets another address, as that of a new pod does."""
+"""An etcd addressed by name: it is found again when the name gets another address, as with a new pod."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A_RECORD = 1
 
 
 class Names(asyncio.DatagramProtocol):
-    """A DNS server for which every name has one IPv4 address."""
+    """A DNS server that answers every name with one IPv4 address."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -35,7 +35,7 @@ class Names(asyncio.DatagramProtocol):
 
 
 class Asked(Endpoint):
-    """An endpoint whose name is looked up at a server of the test."""
+    """An endpoint whose name is resolved by the test's DNS server."""
 
     @property
     def target(self) -> str:
@@ -44,7 +44,7 @@ class Asked(Endpoint):
 
 @asynccontextmanager
 async def named(address: str) -> AsyncIterator[tuple[Names, Connection]]:
-    """A member of etcd on loopback, and a connection to its name, which has this address."""
+    """An etcd member on loopback, and a connection to its name, which resolves to this address."""
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

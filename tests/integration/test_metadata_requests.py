@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests to its store a region makes for a change: each costs etcd and the broker more than its content."""
+"""How many store requests a region makes per change: each costs etcd and the broker more than its content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PATH = f"{keys.namespace('shop/orders')}/policies/{TTL}"
 
 
 class Requests:
-    """A store that notes what is asked of another one."""
+    """A store that records the requests and passes them to another store."""
 
     def __init__(self, store: SqliteMetadataStore) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class Requests:
 
 
 class Region:
-    """A region with a shop, as one of its brokers sees it."""
+    """A region with tenant ``shop``, as one of its brokers sees it."""
 
     def __init__(self, name: str, store: SqliteMetadataStore) -> None:
         self.requests: Any = Requests(store)
@@ -72,7 +72,7 @@ class Region:
         self.sent.append(message)
 
     async def asked(self, work: Any) -> list[str]:
-        """What was asked of the store for something."""
+        """The requests that an action made."""
         self.requests.asked.clear()
         await work
         return [*self.requests.asked]
@@ -81,14 +81,14 @@ class Region:
         return await self.catalog.namespaces.set_policy("shop/orders", TTL, seconds)
 
     async def followed(self) -> FollowedOutbox:
-        """What is in the outbox, which the writer knows from now on."""
+        """The entries of the outbox, once the writer knows them."""
         found = FollowedOutbox()
         found.read(await self.requests.scan(paths.OUTBOX + "/"))
         self.recording.guess_entries(found.entry)
         return found
 
     async def followed_and_sent(self) -> FollowedOutbox:
-        """As ``followed``, and everything was sent and is not removed yet."""
+        """As ``followed``, with everything sent and not removed yet."""
         found = await self.followed()
         [sent] = in_groups(found.unsent.items())
         await self.publisher.send(sent)
@@ -128,7 +128,7 @@ async def test_a_policy_that_waits_to_be_sent_is_set_again_by_one_transaction(re
     before = await region.requests.get(PATH)
     await region.followed()
     assert await region.asked(region.set_ttl(3)) == ["transact"]
-    assert await region.asked(region.set_ttl(4)) == ["transact", "get_many", "transact"], "no watch has told of 3"
+    assert await region.asked(region.set_ttl(4)) == ["transact", "get_many", "transact"], "no watch has reported 3"
     region.sent.clear()
     await region.publisher.drain()
     message = decode(region.sent[0])
@@ -138,7 +138,7 @@ async def test_a_policy_that_waits_to_be_sent_is_set_again_by_one_transaction(re
 
 
 async def test_a_write_takes_the_place_of_an_entry_that_was_sent(region: Region) -> None:
-    """So what it replaced is told as it was, although the entry was not removed yet."""
+    """Its event names the replaced value correctly, although the sent entry was not removed yet."""
     await region.publisher.drain()
     await region.set_ttl(2)
     await region.followed_and_sent()
@@ -151,7 +151,7 @@ async def test_a_write_takes_the_place_of_an_entry_that_was_sent(region: Region)
     assert [event.replaced for event in message.events] == [written(from_store(PATH, before.value))]
 
 
-async def test_a_mark_sends_what_was_not_sent_before_it_and_nothing_again(region: Region) -> None:
+async def test_a_mark_sends_what_was_not_sent_before_it_and_repeats_nothing(region: Region) -> None:
     await region.publisher.drain()
     await region.set_ttl(2)
     followed = await region.followed_and_sent()
@@ -174,7 +174,7 @@ async def test_what_was_just_written_is_sent_without_reading_it(region: Region) 
     assert [(event.path, event.state.value) for event in message.events] == [(PATH, b"3")]
 
 
-async def test_what_another_broker_has_written_since_is_read(region: Region) -> None:
+async def test_what_another_broker_wrote_since_is_read(region: Region) -> None:
     await region.set_ttl(3)
     other = RecordingStore(region.requests, region.clock, is_synced)
     catalog = Catalog(other, region.clock, lambda: NOW_MS, asyncio.sleep, lambda _: 0)
@@ -195,15 +195,15 @@ async def test_an_event_is_applied_by_one_transaction(region: Region) -> None:
     await region.catalog.refresh()
     assert await offer(6, NOW_MS + 2000) == ["transact"]
     verdicts = region.applier.counts.verdicts
-    assert await offer(7, NOW_MS + 3000) == ["transact", "get_many", "transact"], "the view has not heard of 6"
+    assert await offer(7, NOW_MS + 3000) == ["transact", "get_many", "transact"], "the view does not know 6 yet"
     assert await offer(6, NOW_MS + 2000) == ["transact", "get_many"]
     assert verdicts == {Verdict.APPLIED: 3, Verdict.STALE: 1}
     record = await region.requests.get(PATH)
     assert b"7" in record.value
 
 
-async def test_nothing_is_refused_because_of_what_is_only_remembered(region: Region) -> None:
-    """Other brokers of the region write, too, and the view hears of it a moment later."""
+async def test_nothing_is_refused_because_of_a_stale_view(region: Region) -> None:
+    """Other brokers of the region write too, and the view learns of it a moment later."""
     base = keys.namespace("shop/orders")
     records = await region.requests.scan(base + "/")
     bare = await region.requests.get(base)
@@ -225,5 +225,5 @@ async def test_a_write_that_changes_nothing_is_compared_with_the_store(region: R
         *(asyncio.sleep, lambda _: 0),
     )
     await other.namespaces.set_policy("shop/orders", TTL, 9)
-    await region.set_ttl(1)  # as it was when this broker looked last
+    await region.set_ttl(1)  # as it was when this broker last read it
     assert (await other.namespaces.get("shop/orders")).own[TTL] == 1

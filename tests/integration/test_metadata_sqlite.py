@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded metadata store: the contract, and what is its own (one file, one process, formats)."""
+"""The embedded metadata store: the contract, and its own traits (one file, one process, formats)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TestContract(MetadataStoreContract):
     pass
 
 
-async def test_data_and_versions_outlive_the_process_and_leases_do_not(tmp_path: Path) -> None:
+async def test_data_and_versions_survive_the_process_and_leases_do_not(tmp_path: Path) -> None:
     path = tmp_path / "new" / "metadata.db"
     store = await SqliteMetadataStore.open(path)
     version = await store.put("/a", b"1")
@@ -43,7 +43,7 @@ async def test_data_and_versions_outlive_the_process_and_leases_do_not(tmp_path:
     await store.close()
 
 
-async def test_a_killed_process_leaves_what_it_was_told_is_written_and_no_leased_paths(tmp_path: Path) -> None:
+async def test_a_killed_process_leaves_its_confirmed_writes_and_no_leased_paths(tmp_path: Path) -> None:
     path = tmp_path / "metadata.db"
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _WRITER, str(path), stdout=asyncio.subprocess.PIPE
@@ -105,7 +105,7 @@ async def test_a_file_of_another_program_is_not_touched(tmp_path: Path) -> None:
         await SqliteMetadataStore.open(path)
 
 
-async def test_a_watcher_too_far_behind_is_told_to_scan_again(store: SqliteMetadataStore) -> None:
+async def test_a_watcher_too_far_behind_is_told_to_rescan(store: SqliteMetadataStore) -> None:
     slow, fast = await begin(store, "/w/"), await begin(store, "/other/")
     await asyncio.gather(*(store.put("/w/a", b"%d" % i) for i in range(WATCH_QUEUE + 1)))
     await store.put("/other/a", b"")
@@ -144,7 +144,7 @@ async def test_a_cancelled_caller_does_not_disturb_others(store: SqliteMetadataS
     assert await store.transact([], [Put("/a", b"")])
 
 
-async def test_a_place_where_no_file_can_be_made_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+async def test_a_directory_where_no_file_can_be_created_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(MetadataUnavailable, match="cannot be created"):
         async with asyncio.timeout(10):

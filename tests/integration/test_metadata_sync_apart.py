@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions that begin to share metadata while they run, are apart, lose brokers and stores, and end equal."""
+"""Regions begin to share metadata while running, are cut off, lose brokers and stores, and end equal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATUS = "/meridian/v1/metadata/status"
 
 
 def get(regions: RegionsProcess, region: str, path: str) -> Any:
-    """What a region answers; None: it refuses."""
+    """A region's answer; None: it refuses."""
     answer = regions.http(region, "GET", path)
     return answer.json if answer.status == 200 and answer.text else None
 
@@ -55,7 +55,7 @@ def wait_ttl(regions: RegionsProcess, seconds: int) -> None:
 
 @pytest.fixture(scope="module")
 def shared(regions: RegionsProcess) -> RegionsProcess:
-    """Switched on while they run; what differed is decided for us."""
+    """Sharing is switched on while they run; differences are decided in favour of us."""
     for region, seconds in (("us", 10), ("eu", 20)):
         write(regions, region, "PUT", "/admin/v2/tenants/shop", {"adminRoles": [], "allowedClusters": ["us", "eu"]})
         write(regions, region, "PUT", NAMESPACE, {"replication_clusters": ["us", "eu"]})
@@ -118,7 +118,7 @@ def exit_code(shared: RegionsProcess, *arguments: str, at: str = "us") -> int:
     return found.exit_code
 
 
-def test_commands_say_by_their_exit_codes_how_it_is(shared: RegionsProcess) -> None:
+def test_commands_report_the_state_by_their_exit_codes(shared: RegionsProcess) -> None:
     assert [exit_code(shared, *one) for one in (["status"], ["diff", "eu"], ["conflicts"])] == [0, 0, 0]
     shared.kill_region("eu")
     assert exit_code(shared, "diff", "eu") == 2
@@ -128,15 +128,15 @@ def test_commands_say_by_their_exit_codes_how_it_is(shared: RegionsProcess) -> N
     assert exit_code(shared, "status") == 0
 
 
-def test_a_write_that_was_answered_outlives_its_broker(shared: RegionsProcess) -> None:
+def test_a_confirmed_write_survives_its_broker(shared: RegionsProcess) -> None:
     write(shared, "us", "POST", TTL, 50)
     shared.kill_region("us")
     shared.bring_back("us")
     wait_ttl(shared, 50)
 
 
-def test_what_a_client_publishes_is_set_apart_and_the_next_event_is_applied(shared: RegionsProcess) -> None:
-    """Where the topic is not chosen, it is one like others."""
+def test_messages_of_clients_become_dead_letters_and_the_next_event_is_applied(shared: RegionsProcess) -> None:
+    """Unless it is the chosen event topic, it is a topic like any other."""
     chosen = "/admin/v2/brokers/configuration/metadataSyncEventTopic"
     write(shared, "us", "DELETE", chosen)
 
@@ -145,7 +145,7 @@ def test_what_a_client_publishes_is_set_apart_and_the_next_event_is_applied(shar
         try:
             producer = await Producer.open(connection, TOPIC)
             await (await producer.send(b"forged"))
-            await (await producer.send(bytes((5 << 20) + 3950)))  # a letter with all of it would be too large
+            await (await producer.send(bytes((5 << 20) + 3950)))  # a dead letter with all of it would be too large
         finally:
             await connection.close()
 
@@ -198,7 +198,7 @@ def test_a_namespace_without_its_tenant_is_not_served(shared: RegionsProcess) ->
 
 
 def peer(regions: RegionsProcess, region: str, other: str) -> Any:
-    """What a region says about another one; empty: it has not looked yet."""
+    """What a region reports about another; empty: it has not compared yet."""
     return (status(regions, region) or {}).get("peers", {}).get(other, {})
 
 
@@ -207,8 +207,8 @@ SCOPES = "/admin/v2/brokers/configuration/metadataSyncScopes"
 CONFLICTS = "/meridian/v1/metadata/conflicts"
 
 
-def test_sharing_more_decides_nothing_silently(shared: RegionsProcess) -> None:
-    """Policies of topics differ when regions begin to share them: a named side counts. After that they are one."""
+def test_extending_what_is_shared_decides_nothing_silently(shared: RegionsProcess) -> None:
+    """Topic policies differ when regions begin to share them: the named region's win, and after that they are equal."""
     write(shared, "us", "PUT", ORDERS)
     wait_until(lambda: get(shared, "eu", f"{ORDERS}/stats") is not None, "the topic in eu")
     for region, producers in (("us", 3), ("eu", 4)):
@@ -220,7 +220,7 @@ def test_sharing_more_decides_nothing_silently(shared: RegionsProcess) -> None:
 
     wait_until(is_told, "the different scopes to be shown")
     write(shared, "us", "POST", TTL, 70)
-    wait_ttl(shared, 70)  # what both share goes on
+    wait_ttl(shared, 70)  # what both share still syncs
     write(shared, "eu", "POST", f"{SCOPES}/tenants,namespaces,topicPolicies")
     wait_until(lambda: peer(shared, "eu", "us").get("differences") == 1, "the difference to be found")
     assert [get(shared, region, f"{ORDERS}/maxProducers") for region in REGIONS] == [3, 4]
@@ -240,7 +240,7 @@ def test_a_policy_of_a_topic_is_set_once_and_ends_with_the_topic(shared: Regions
     assert get(shared, "us", f"{ORDERS}/maxConsumers") == 7
     write(shared, "us", "DELETE", f"{ORDERS}?force=true")
     wait_until(lambda: get(shared, "eu", f"{ORDERS}/stats") is None, "the deletion in eu")
-    wait_in_step(shared)  # the end of its policies comes by another way
+    wait_in_step(shared)  # the deletion of its policies arrives by another path
     write(shared, "eu", "PUT", ORDERS)
     write(shared, "eu", "POST", f"{ORDERS}/maxConsumers", 8)
     wait_until(lambda: get(shared, "us", f"{ORDERS}/maxConsumers") == 8, "the policy of the next topic in us")
@@ -255,7 +255,7 @@ def test_a_policy_of_a_topic_is_set_once_and_ends_with_the_topic(shared: Regions
 ALL = "tenants,namespaces,topicPolicies,partitionedTopics,schemas,clusters"
 
 
-def test_a_schema_that_no_message_has_is_in_all_regions(shared: RegionsProcess) -> None:
+def test_a_schema_that_no_message_uses_reaches_all_regions(shared: RegionsProcess) -> None:
     for region in REGIONS:
         write(shared, region, "POST", f"{SCOPES}/{ALL}")
     path = "/admin/v2/schemas/shop/orders/described/schema"
@@ -274,7 +274,7 @@ def test_a_schema_that_no_message_has_is_in_all_regions(shared: RegionsProcess) 
     assert not get(shared, "us", CONFLICTS)["conflicts"]
 
 
-def test_a_region_is_introduced_once_and_then_each_regions_own(shared: RegionsProcess) -> None:
+def test_a_region_is_introduced_once_and_then_rules_its_own_record(shared: RegionsProcess) -> None:
     path = "/admin/v2/clusters/ap"
 
     def address(region: str) -> Any:
@@ -298,7 +298,7 @@ def test_a_region_is_introduced_once_and_then_each_regions_own(shared: RegionsPr
     write(shared, "us", "DELETE", path)
     wait_in_step(shared)
     assert get(shared, "us", path) is None
-    assert address("eu") == "pulsar+ssl://ap:6651", "nobody else can lead its links elsewhere"
+    assert address("eu") == "pulsar+ssl://ap:6651", "nobody else can redirect its links"
     write(shared, "eu", "DELETE", path)
 
 
@@ -306,8 +306,8 @@ NUMBERED = "/admin/v2/non-persistent/shop/orders/many/partitions"
 STORED = "/admin/v2/persistent/shop/orders/stored/partitions"
 
 
-def test_of_two_numbers_of_partitions_the_greater_one_counts(shared: RegionsProcess) -> None:
-    """Topics that store messages by their links, others by the event topic."""
+def test_the_greater_of_two_partition_numbers_wins(shared: RegionsProcess) -> None:
+    """Topics that store messages learn it over their links, others through the event topic."""
     for region in REGIONS:
         write(shared, region, "POST", f"{SCOPES}/{ALL}")
     wait_in_step(shared)
@@ -339,7 +339,7 @@ def test_of_two_numbers_of_partitions_the_greater_one_counts(shared: RegionsProc
     write(shared, "us", "DELETE", f"{STORED}?force=true")
 
 
-def test_another_store_takes_a_regions_name_only_when_it_is_told_to(shared: RegionsProcess) -> None:
+def test_a_new_store_takes_over_a_regions_name_only_when_told_to(shared: RegionsProcess) -> None:
     shared.kill_region("eu")
     shutil.rmtree(shared.data_dir / "eu" / "data")
     shared.bring_back("eu")

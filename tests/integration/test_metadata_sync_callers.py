@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region notes who asked for a write of shared metadata, so that a conflict that the write loses can say so (R45)."""
+"""A region records who asked for a write of shared metadata, so a conflict that the write loses can say so (R45)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions whose network is cut, while their brokers go on: both change the same policy, and end equal."""
+"""Regions whose network is cut while their brokers run on: both change the same policy, and end equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TTL = f"{NAMESPACE}/messageTTL"
 
 
 def test_a_conflict_made_while_the_network_is_cut_is_shown_and_ends_equal(tmp_path: Path) -> None:
-    """The region whose write loses has the conflict, with both values; nothing is decided while they are apart."""
+    """The region whose write loses shows the conflict with both values; nothing is decided while they are apart."""
     with LinkedRegions(REGIONS, tmp_path, SETTINGS, is_whole=True) as regions:
 
         def get(region: str, path: str) -> Any:

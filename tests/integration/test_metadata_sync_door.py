@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The event topic of synchronized metadata belongs to the brokers: no client reads it, writes to it or takes the place
-of the synchronizer, and no request of the admin API makes it lose events."""
+"""The event topic of synchronized metadata belongs to the brokers: no client reads it, writes to it or displaces
+the synchronizer, and no admin request makes it lose events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_synced(regions: RegionsProcess) -> bool:
 
 
 def travels(regions: RegionsProcess, seconds: int) -> None:
-    """An event of each region reaches the other one."""
+    """Checks that an event of each region reaches the other."""
     for at, other in (REGIONS, REGIONS[::-1]):
         seconds += 1
         assert regions.http(at, "POST", TTL, seconds).status == 204
@@ -67,9 +67,7 @@ ATTEMPTS: dict[str, Callable[[pulsar.Client, str], Any]] = {
 
 @pytest.mark.parametrize("topic", [TOPIC, LETTERS])
 @pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS)
-def test_no_client_takes_part(
-    regions: RegionsProcess, attempt: Callable[[pulsar.Client, str], Any], topic: str
-) -> None:
+def test_no_client_gets_in(regions: RegionsProcess, attempt: Callable[[pulsar.Client, str], Any], topic: str) -> None:
     with connected(regions.service_url("us"), 10) as client:
         with pytest.raises(pulsar.PulsarException) as refused:
             attempt(client, topic)
@@ -124,7 +122,7 @@ def test_policies_of_its_namespace_do_not_limit_it(regions: RegionsProcess) -> N
     travels(regions, 300)
 
 
-def test_clients_that_were_there_first_leave(regions: RegionsProcess) -> None:
+def test_clients_that_were_connected_before_are_disconnected(regions: RegionsProcess) -> None:
     other = "persistent://public/default/other-events"
     assert regions.http("us", "POST", "/admin/v2/namespaces/public/default/encryptionRequired", False).status == 204
     with contextlib.ExitStack() as stack:
@@ -147,7 +145,7 @@ async def ask(broker: BrokerProcess, method: str, path: str, body: Any = ...) ->
 
 
 async def test_a_region_speaks_for_itself_only(tmp_path: Path) -> None:
-    """It holds the secret of all regions, and says that another one wrote."""
+    """A region that holds the shared secret claims that another region wrote."""
     secret = tmp_path / "secret"
     secret.write_text("s" * 40, encoding="utf-8")
     secret.chmod(0o600)

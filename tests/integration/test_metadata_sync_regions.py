@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real brokers of regions that share no store keep their tenants, namespaces and policies equal by an event topic."""
+"""Real brokers of regions without a common store keep tenants, namespaces and policies equal through an event topic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def get(regions: RegionsProcess, region: str, path: str) -> Any:
-    """What a region answers; None: it refuses."""
+    """A region's answer; None: it refuses."""
     answer = regions.http(region, "GET", path)
     return answer.json if answer.status == 200 else None
 
@@ -38,7 +38,7 @@ def status(regions: RegionsProcess, region: str) -> Any:
 
 
 def is_synced(regions: RegionsProcess) -> bool:
-    """A region that is about to follow new settings says nothing about it."""
+    """A region about to apply new settings reports nothing about it."""
     return all((status(regions, region) or {}).get("synced") for region in REGIONS)
 
 
@@ -47,7 +47,7 @@ def synced(regions: RegionsProcess) -> None:
     wait_until(lambda: is_synced(regions), "the regions to be in step")
 
 
-def test_what_is_made_in_one_region_appears_in_the_other(regions: RegionsProcess) -> None:
+def test_what_is_created_in_one_region_appears_in_the_other(regions: RegionsProcess) -> None:
     tenant = {"adminRoles": ["admin"], "allowedClusters": ["eu", "us"]}
     write(regions, "us", "PUT", "/admin/v2/tenants/shop", tenant)
     write(regions, "us", "PUT", "/admin/v2/namespaces/shop/orders", {"replication_clusters": ["us", "eu"]})
@@ -61,14 +61,14 @@ def test_what_is_made_in_one_region_appears_in_the_other(regions: RegionsProcess
     assert status(regions, "us")["conflicts"] == 0
 
 
-def test_metrics_say_what_the_status_says(regions: RegionsProcess) -> None:
+def test_metrics_agree_with_the_status(regions: RegionsProcess) -> None:
     tenant = {"adminRoles": ["admin"], "allowedClusters": ["eu", "us"]}
     before = status(regions, "eu")["applied"]
     write(regions, "us", "PUT", "/admin/v2/tenants/counted", tenant)
     wait_until(lambda: get(regions, "eu", "/admin/v2/tenants/counted") is not None, "the tenant in eu")
 
     def metrics(region: str) -> dict[tuple[str, str], float]:
-        """By name without prefix, and verdict or other region; this region's own label is the same in all of them."""
+        """By name without prefix, and verdict or other region; this region's own label is the same everywhere."""
         found: dict[tuple[str, str], float] = {}
         for name, labels, value in METRIC.findall(regions.http(region, "GET", "/metrics").text):
             given = dict(LABEL.findall(labels))
@@ -76,7 +76,7 @@ def test_metrics_say_what_the_status_says(regions: RegionsProcess) -> None:
         return found
 
     def agree() -> bool:
-        """Both are asked while counts go on: until nothing was counted in between."""
+        """Counting goes on while both are read: repeat until nothing was counted in between."""
         told, there = status(regions, "eu"), metrics("eu")
         counts = [told[name] for name in ("published", "outbox", "conflicts", "parked")]
         events = [there["events_total", name] for name in ("applied", "stale", "duplicate")]
@@ -92,7 +92,7 @@ def test_metrics_say_what_the_status_says(regions: RegionsProcess) -> None:
 
 
 def test_a_forced_deletion_that_another_region_refuses_deletes_nothing(regions: RegionsProcess) -> None:
-    """Regions are asked first. What goes with the topics that are deleted is no reason to refuse."""
+    """Regions are asked first. What is deleted along with the topics is no reason to refuse."""
     tenant = {"adminRoles": ["admin"], "allowedClusters": ["eu", "us"]}
     write(regions, "us", "PUT", "/admin/v2/tenants/fair", tenant)
     path, topics = "/admin/v2/namespaces/fair/mixed", "/admin/v2/persistent/fair/mixed"
@@ -115,8 +115,8 @@ def test_a_forced_deletion_that_another_region_refuses_deletes_nothing(regions: 
     wait_until(lambda: get(regions, "eu", path) is None, "the deletion in eu")
 
 
-def test_a_dead_event_topic_holds_up_no_write(regions: RegionsProcess) -> None:
-    """What was written meanwhile travels by the topic that takes its place."""
+def test_a_dead_event_topic_delays_no_write(regions: RegionsProcess) -> None:
+    """What was written meanwhile is sent through the topic that replaces it."""
     setting, ended = "/admin/v2/brokers/configuration/metadataSyncEventTopic", "persistent/public/default/ended"
     write(regions, "us", "PUT", f"/admin/v2/{ended}")
     for region in REGIONS:
@@ -146,7 +146,7 @@ def test_a_dead_event_topic_holds_up_no_write(regions: RegionsProcess) -> None:
 
 
 def test_regions_with_different_kinds_of_stores(etcd_server: EtcdServer, tmp_path: Path) -> None:
-    """Two on etcd, one on SQLite: what each of them makes is in all."""
+    """Two on etcd, one on SQLite: what each creates appears in all."""
     url = f"etcd:{etcd_server.url}"
     with contextlib.ExitStack() as stack:
         regions = started(tmp_path, {"ap": None, "eu": url, "us": url}, SETTINGS, stack)
@@ -168,7 +168,7 @@ def test_regions_with_different_kinds_of_stores(etcd_server: EtcdServer, tmp_pat
 
 
 def test_regions_that_share_an_etcd_send_and_apply_each_change_once(etcd_server: EtcdServer, tmp_path: Path) -> None:
-    """Their keys are apart in it, so a change is sent by the region that made it, and by no other."""
+    """Each has its own key prefix, so only the region that made a change sends it."""
     url = f"etcd:{etcd_server.url}"
     with contextlib.ExitStack() as stack:
         regions = started(tmp_path, {"one": url, "two": url, "three": None}, SETTINGS, stack)
@@ -211,7 +211,7 @@ def test_a_partitioned_shadow_stays_in_its_region(regions: RegionsProcess) -> No
     def is_shared() -> bool:
         return all("partitionedTopics" in (status(regions, region) or {})["scopes"] for region in REGIONS)
 
-    wait_until(is_shared, "both regions to follow the setting")  # until then they are in step about less
+    wait_until(is_shared, "both regions to follow the setting")  # until then they are in sync about less
     wait_until(lambda: is_synced(regions), "the regions to be in step")
     write(regions, "us", "PUT", f"{topics}/orders/partitions", 2)
     shadow = {"topic": "persistent://public/default/view"}

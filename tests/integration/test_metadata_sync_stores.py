@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Value, stamp and outbox are one transaction on the real stores: a process is killed between the lines, and another
-region, on a store of the other kind, learns everything that was written, and nothing else."""
+"""Value, stamp and outbox are one transaction on the real stores: a process is killed between writes, and another
+region, on the other kind of store, learns everything that was written, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def new_place(etcd_server: EtcdServer, tmp_path: Path) -> Callable[[str], str]:
-    """Where a new store of a kind is."""
+    """The location of a new store of that kind."""
 
     def place(kind: str) -> str:
         number = next(_numbers)
@@ -52,7 +52,7 @@ async def states_in(store: MetadataStore) -> dict[str, Stamped]:
 
 
 async def told_until_killed(*arguments: str) -> set[str]:
-    """What the writer was told to have written before it was killed."""
+    """The writes that were confirmed to the writer before it was killed."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, sys.path)])}
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "support.worlds.sync_writer", *arguments, env=environment, stdout=asyncio.subprocess.PIPE
@@ -67,7 +67,7 @@ async def told_until_killed(*arguments: str) -> set[str]:
     ("what", "when", "count"),
     [("transaction", "before", 20), ("transaction", "after", 8), ("message", "before", 4), ("message", "after", 5)],
 )
-async def test_a_killed_process_owes_what_it_wrote_and_another_region_learns_it(
+async def test_another_region_learns_what_a_killed_process_wrote(
     new_place: Callable[[str], str], tmp_path: Path, kind: str, what: str, when: str, count: int
 ) -> None:
     where, topic = new_place(kind), tmp_path / "topic"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A further region, over TLS: made known by one command in one region, it shares metadata with all of them."""
+"""A further region over TLS: added by one command in one region, it shares metadata with all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Regions:
             listed = [
                 {
                     "name": one,
-                    "service_url": "pulsar://127.0.0.1:1",  # nobody listens there
+                    "service_url": "pulsar://127.0.0.1:1",  # nothing listens there
                     "admin_url": "http://127.0.0.1:1",
                     "service_url_tls": self.addresses[one][0],
                     "admin_url_tls": self.addresses[one][1],
@@ -96,7 +96,7 @@ def test_a_further_region_over_tls_is_one_command_in_one_region(tmp_path: Path) 
         regions.write("eu", "POST", TENANT, {"adminRoles": [], "allowedClusters": everywhere})
         regions.write("eu", "POST", f"{NAMESPACE}/replication", everywhere)
         regions.wait_in_step("us", "eu", "ap")
-        assert regions.get("ap", "/admin/v2/tenants/shop")["adminRoles"] == ["r"], "it has what was there before it"
+        assert regions.get("ap", "/admin/v2/tenants/shop")["adminRoles"] == ["r"], "it has what existed before"
         for number, name in enumerate(everywhere, 50):
             regions.write(name, "POST", f"{NAMESPACE}/messageTTL", number)
             for other in everywhere:

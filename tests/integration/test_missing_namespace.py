@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The namespace of open topics is deleted in another region, which does not know them: nothing of them goes."""
+"""Another region, which does not know the open topics, deletes their namespace: the topics lose nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def nobody(*_: object) -> None:
 
 
 async def published(inside: BrokerProcess, rules: dict[str, object]) -> list[Topic]:
-    """Topics with two ledgers of old messages, of which one topic has a subscription that is owed them."""
+    """Topics with two ledgers of old messages; one of them has a subscription that is owed the messages."""
     regions = frozenset(("inside",))
     await inside.catalog.namespaces.create(NAMESPACE, NamespaceRecord(regions, own=parse_level(rules)))
     topics = [await inside.service.opener.topic(name, create=True) for name in TOPICS]
@@ -56,7 +56,7 @@ async def published(inside: BrokerProcess, rules: dict[str, object]) -> list[Top
 
 
 async def everything_due(inside: BrokerProcess) -> None:
-    """All that may remove something of a topic."""
+    """Run everything that may remove part of a topic."""
     service = inside.service
     await service.policies.follow()
     await rounds.trim_all(service)
@@ -74,7 +74,7 @@ def in_a_year(topics: list[Topic], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("what", [keys.namespace(NAMESPACE), keys.tenant("public")])
-async def test_nothing_is_removed_until_it_is_back(
+async def test_nothing_is_removed_until_the_namespace_is_back(
     inside: BrokerProcess, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     topics = await published(inside, RULES | HARSH)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that offloads ledgers to a bucket in memory: by policy, on request, read again, trimmed, deleted."""
+"""A broker that offloads ledgers to an in-memory bucket: by policy, on request, read back, trimmed, deleted."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ MESSAGES = [b"%04d" % number * 100 for number in range(100)]
 
 
 class World:
-    """A broker, its bucket, and clients in threads: the broker runs on the test's loop."""
+    """A broker on the test's event loop, its bucket, and clients in threads."""
 
     def __init__(self, directory: Path, objects: MemoryObjects) -> None:
         self.directory = directory
         self.objects = objects
         self.fault: Fault = lambda _operation, _key: None
-        """Of the bucket of brokers that start from now on."""
+        """Bucket settings of brokers that start from now on."""
         self.broker: BrokerProcess
 
     def running(self, **settings: object) -> Any:
@@ -105,7 +105,7 @@ class World:
         await self.broker.offload.look()
 
     async def looked(self) -> list[dict[str, Any]]:
-        """The ledgers, all of which a look has seen: a topic's own entries seal ledgers at any time."""
+        """The ledgers, once a round has seen all of them: a topic's internal entries seal ledgers at any time."""
         for _ in range(20):
             before = await self.ledgers()
             await self.look()
@@ -115,7 +115,7 @@ class World:
         raise AssertionError("the topic seals a ledger in each look")
 
     def away(self) -> set[int]:
-        """Ledgers of which only the copy is left."""
+        """Ledgers that remain only as copies in the bucket."""
         here = set(self.broker.ledgers._near._ledgers)  # type: ignore[attr-defined]
         return {int(key.split("/")[1]) for key in self.objects.bucket} - here
 
@@ -134,7 +134,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     yield world
 
 
-async def test_ledgers_leave_by_policy_and_are_read_again_after_a_restart(world: World) -> None:
+async def test_ledgers_are_offloaded_by_policy_and_read_back_after_a_restart(world: World) -> None:
     async with world.running() as world.broker:
         assert await world.http("GET", f"{NAMESPACE}/offloadThreshold") == (200, -1)
         await world.publish()
@@ -177,7 +177,7 @@ async def test_a_topic_that_is_deleted_takes_its_copies_along(world: World) -> N
         assert not world.objects.bucket
 
 
-async def test_an_offload_on_request_says_how_it_goes(world: World) -> None:
+async def test_an_offload_on_request_reports_its_progress(world: World) -> None:
     async with world.running() as world.broker:
         await world.publish()
         assert await world.http("GET", f"{TOPIC}/offload") == (
@@ -195,7 +195,7 @@ async def test_an_offload_on_request_says_how_it_goes(world: World) -> None:
         said = await ended(world)
         assert (said["status"], said["lastError"]) == ("ERROR", "the store refuses these credentials")
         assert said["firstUnoffloadedMessage"]["ledgerId"] == ledgers[0]["ledgerId"]
-        await world.publish()  # nobody else noticed
+        await world.publish()  # no client noticed
         world.objects.fault = lambda _operation, _key: None
         assert (await world.http("PUT", f"{TOPIC}/offload", upto))[0] == 204
         status, reason = await world.http("PUT", f"{TOPIC}/offload", upto)
@@ -214,7 +214,7 @@ async def ended(world: World) -> Any:
             return said
 
 
-async def test_a_bucket_that_refuses_stops_nobody_and_is_shown(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusing_bucket_stops_nobody_and_is_reported(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async with world.running(
         managedLedgerOffloadAutoTriggerSizeThresholdBytes=0, managedLedgerOffloadDeletionLagMs=0
     ) as world.broker:
@@ -310,7 +310,7 @@ async def test_a_ledger_that_an_export_reads_stays_until_it_is_read(world: World
         assert held in world.away()
 
 
-async def test_the_next_owner_of_a_topic_goes_on_where_another_broker_was(world: World) -> None:
+async def test_the_next_owner_of_a_topic_goes_on_where_the_other_broker_stopped(world: World) -> None:
     async with world.running(managedLedgerOffloadAutoTriggerSizeThresholdBytes=0) as world.broker:
         assert world.broker.offload is not None
         await world.publish()
@@ -322,10 +322,10 @@ async def test_the_next_owner_of_a_topic_goes_on_where_another_broker_was(world:
         assert (await world.http("PUT", f"{NAMESPACE}/offloadThreshold", -1))[0] == 204
         assert (await world.http("PUT", f"{NAMESPACE}/offloadDeletionLagMs", 0))[0] == 204
         await world.broker.service.policies.follow()
-        ledgers = (await world.looked())[: len(copied)]  # what was sealed later stays: the policy is off
+        ledgers = (await world.looked())[: len(copied)]  # ledgers sealed later stay local: the policy is off
         assert world.away() == {one["ledgerId"] for one in copied[:-1]}
         assert [one["offloaded"] for one in ledgers[:-1]] == [True] * (len(ledgers) - 1)
-        assert world.objects.requests - before < 20 * len(ledgers), "no copy was made again"
+        assert world.objects.requests - before < 20 * len(ledgers), "no copy was repeated"
 
 
 async def test_copies_that_a_dead_broker_left_are_found(world: World) -> None:
@@ -337,7 +337,7 @@ async def test_copies_that_a_dead_broker_left_are_found(world: World) -> None:
         metadata, offloading = world.broker._metadata, world.offloading
         kept = {record.ledger_id: record for record in offloading.table}
         assert (await world.http("DELETE", f"{TOPIC}?force=true"))[0] == 204
-        for age_ms in (AGE_MS - 60_000, AGE_MS):  # the broker died before it wrote that they are doomed
+        for age_ms in (AGE_MS - 60_000, AGE_MS):  # the broker died before it recorded that they are to be deleted
             assert world.objects.bucket
             for record in kept.values():
                 await metadata.delete(f"/local/offloaded/{record.ledger_id:016d}")
@@ -351,11 +351,11 @@ async def test_copies_that_a_dead_broker_left_are_found(world: World) -> None:
 
 
 AT_ONCE = {"managedLedgerOffloadAutoTriggerSizeThresholdBytes": 0, "managedLedgerOffloadDeletionLagMs": 0}
-"""All sealed ledgers are offloaded and deleted."""
+"""Offload all sealed ledgers and delete the local ones."""
 
 
 async def restore_metadata_alone(world: World) -> set[int]:
-    """From a backup that was made before anything was published. Returns the ledgers that are only in the bucket."""
+    """Restore from a backup made before anything was published. Returns the ledgers that are only in the bucket."""
     backup, metadata = world.directory / "backup", world.directory / "metadata.sqlite"
     async with world.running() as world.broker:
         await world.work(lambda client: client.subscribe("t", "s").close())
@@ -369,12 +369,12 @@ async def restore_metadata_alone(world: World) -> set[int]:
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
-async def test_ledgers_that_metadata_restored_alone_do_not_name_are_found_in_the_bucket(
+async def test_ledgers_missing_from_restored_metadata_are_found_in_the_bucket(
     world: World, caplog: pytest.LogCaptureFixture, is_forgotten: bool
 ) -> None:
     """They were created and offloaded after the copy of the metadata was made (R5).
 
-    :param is_forgotten: the volume does not remember any more that it had them.
+    :param is_forgotten: the volume has no trace of them any more.
     """
     gone = await restore_metadata_alone(world)
     assert len(gone) >= len(MESSAGES) // 20 - 1
@@ -393,12 +393,12 @@ async def test_ledgers_that_metadata_restored_alone_do_not_name_are_found_in_the
             assert await world.consume(len(MESSAGES)) == MESSAGES
             assert gone <= {one["ledgerId"] for one in await world.ledgers()}
     assert f"{len(gone)} offloaded ledgers" in caplog.text
-    async with world.running(**AT_ONCE) as world.broker:  # from now on they are on record
+    async with world.running(**AT_ONCE) as world.broker:  # from now on they are recorded
         await world.broker.service.opener.topic(parse("t"), create=False)
         assert gone == {record.ledger_id for record in world.offloading.table if record.state is State.AWAY}
 
 
-async def test_a_topic_waits_for_the_bucket_while_its_metadata_may_lack_ledgers_that_are_there(world: World) -> None:
+async def test_a_topic_waits_for_the_bucket_while_its_metadata_may_lack_ledgers_in_it(world: World) -> None:
     await restore_metadata_alone(world)
 
     def away(operation: str, key: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's desk on an API server: what it writes when the watch is behind its own writes, and
+"""The operator's desk on an API server: what it writes while the watch lags behind its own writes, and
 what it does without delay."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_REGIONS = cast("Any", SimpleNamespace())
 
 @dataclass(slots=True)
 class NotingWorld(World):
-    """Notes looks at the regions."""
+    """Records each observation of the regions."""
 
     looked: threading.Event = field(default_factory=threading.Event)
 
@@ -43,7 +43,7 @@ class NotingWorld(World):
         return await World.see(self, names, topic, subscription)
 
 
-async def test_an_event_from_before_a_write_does_not_cause_it_again() -> None:
+async def test_an_event_from_before_a_write_does_not_repeat_the_write() -> None:
     with KubeApi() as api:
         kube = KubeClient(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{api.port}", token="a-token"))
         budget = Budget(100, 100, time.monotonic)
@@ -74,7 +74,7 @@ async def test_an_event_from_before_a_write_does_not_cause_it_again() -> None:
             await kube.close()
 
 
-async def test_no_timer_lies_between_reconcile_now_and_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_timer_delays_the_observation_after_reconcile_now(monkeypatch: pytest.MonkeyPatch) -> None:
     with KubeApi() as api:
         kube = KubeClient(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{api.port}", token="a-token"))
         world = NotingWorld(NO_REGIONS, Tokens(None), kube, lambda: 0.0, Budget(100, 100, time.monotonic), SETTINGS)
@@ -102,8 +102,8 @@ async def test_no_timer_lies_between_reconcile_now_and_the_look(monkeypatch: pyt
             await kube.close()
 
 
-async def test_an_object_that_was_created_again_does_not_wait_for_the_one_before() -> None:
-    """The watch was interrupted: kopf lists the new object, and goes on counting the claim of the one that is gone."""
+async def test_an_object_created_again_does_not_wait_for_its_predecessor() -> None:
+    """The watch was interrupted: kopf lists the new object, and the deleted object's claim still counts."""
     with KubeApi() as api:
         kube = KubeClient(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{api.port}", token="a-token"))
         desk = Desk(World(NO_REGIONS, Tokens(None), kube, lambda: 0.0, Budget(100, 100, time.monotonic), SETTINGS))
@@ -130,7 +130,7 @@ async def test_an_object_that_was_created_again_does_not_wait_for_the_one_before
 
 
 @pytest.mark.parametrize("late", ["MODIFIED", "DELETED"])
-async def test_an_event_about_an_earlier_object_of_that_name_comes_late(late: str) -> None:
+async def test_an_event_about_an_earlier_object_of_that_name_arrives_late(late: str) -> None:
     """kopf has a queue for each UID: the new object's first event can overtake the old one's last."""
     with KubeApi() as api:
         kube = KubeClient(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{api.port}", token="a-token"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's view of real regions: what it sees over REST, and that each change does what its sentence says."""
+"""The operator and real regions: what it observes over REST, and that each change does what its description says."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ async def carry_out(
     plan: Callable[[list[RegionSeen]], Plan],
     subscription: str | None = None,
 ) -> list[RegionSeen]:
-    """Until nothing is left to do, as the operator's resync does: what is made in one region appears in the other. Says
-    what was seen at the end."""
+    """Until nothing is left to do, like the operator's resync: what is made in one region appears in the other. Returns
+    the last observation."""
     seen: list[RegionSeen] = []
 
     async def settled() -> bool:
@@ -66,11 +66,11 @@ async def carry_out(
 
 
 def made(spec: GeoTopicSpec, managed: Sequence[str] = ()) -> Callable[[list[RegionSeen]], Plan]:
-    """What brings regions to a GeoTopic."""
+    """Apply what brings the regions to the state a GeoTopic describes."""
     return lambda seen: geo_topic.plan(spec, seen, History(managed=tuple(managed)))
 
 
-async def test_a_topic_becomes_what_its_object_says(clients: dict[str, RegionClient]) -> None:
+async def test_a_topic_becomes_what_its_object_specifies(clients: dict[str, RegionClient]) -> None:
     full = geo(
         "shaped",
         partitions=3,
@@ -96,7 +96,7 @@ async def test_a_topic_becomes_what_its_object_says(clients: dict[str, RegionCli
         await clients[change.region].apply(change)
 
 
-async def test_a_tenant_and_its_namespace_are_made(clients: dict[str, RegionClient]) -> None:
+async def test_a_tenant_and_its_namespace_are_created(clients: dict[str, RegionClient]) -> None:
     spec = GeoTopicSpec.model_validate(
         {"topic": "persistent://acme/shop/orders", "regions": list(REGIONS), "createNamespace": True}
     )
@@ -143,7 +143,7 @@ async def test_a_dispatch_scope_is_set_in_both_regions(clients: dict[str, Region
         assert {one.subscription and one.subscription.scopes for one in seen} == {frozenset({wanted.lower()})}
 
 
-async def test_what_cannot_be_asked_is_an_observation(clients: dict[str, RegionClient]) -> None:
+async def test_an_unreachable_region_is_an_observation(clients: dict[str, RegionClient]) -> None:
     name = TopicName.parse("persistent://nobody/nowhere/nothing")
     (seen,) = await clients["east"].describe([Ask(name)])
     assert not seen.namespace_exists
@@ -157,7 +157,7 @@ async def test_what_cannot_be_asked_is_an_observation(clients: dict[str, RegionC
     assert "127.0.0.1" in seen.problem
 
 
-async def test_a_refusal_says_what_the_region_said(clients: dict[str, RegionClient]) -> None:
+async def test_a_refusal_quotes_the_region(clients: dict[str, RegionClient]) -> None:
     await carry_out(clients, "refusing", made(geo("refusing")))
     name = TopicName.parse("persistent://public/default/refusing")
     with pytest.raises(Refused, match=r"east: HTTP 403: cluster nowhere is not known here"):
@@ -180,7 +180,7 @@ async def test_one_request_describes_many_topics(clients: dict[str, RegionClient
     assert (wide["partitions"], plain["partitions"], nothing["exists"]) == (2, 0, False)
     assert plain["subscriptions"] == {"none": None}
     assert wide["replication"].keys() == {"west"}
-    assert all(one["problem"] for one in others), "what is wrong with one is said of that one"
+    assert all(one["problem"] for one in others), "a problem is reported for its topic alone"
     assert answer.json["clusters"] == ["east", "west"]
     assert describe(*[named("plain")] * 1000).status == 200
     named_much = named("plain", subscriptions=["s"] * 1001)
@@ -189,7 +189,7 @@ async def test_one_request_describes_many_topics(clients: dict[str, RegionClient
         assert describe(*refused).status == 412
 
 
-def test_a_region_s_own_token_comes_before_the_default(tmp_path: Path) -> None:
+def test_a_regions_own_token_takes_precedence_over_the_default(tmp_path: Path) -> None:
     (tmp_path / "default").write_text("for all\n")
     (tmp_path / "east").write_text("for the east\n")
     tokens = Tokens(tmp_path)

@@ -51,7 +51,7 @@ class Replica:
         return self._log.read_text()
 
     def measures(self, line: str) -> bool:
-        """Is this among its metrics? Waits for the port to be open."""
+        """Whether its metrics include this. Waits for the port to be open."""
         try:
             return line in http("GET", f"http://127.0.0.1:{self._port}/metrics").text.splitlines()
         except OSError:
@@ -59,7 +59,7 @@ class Replica:
 
     @property
     def writes(self) -> list[float]:
-        """When it wrote something other than the Lease."""
+        """Times at which it wrote something other than the Lease."""
         return [when for token, _, when in list(self._api.writes) if token == f"Bearer {self.name}"]
 
 
@@ -74,7 +74,7 @@ def _kubeconfig(port: int, token: str) -> dict[str, Any]:
 
 @contextmanager
 def replicas(api: KubeApi, directory: Path) -> Iterator[tuple[Replica, Replica]]:
-    """Two; the first holds the Lease."""
+    """Two replicas; the first holds the Lease."""
     first = Replica("first", api, directory)
     try:
         wait_until(lambda: holder(api), "the first replica to hold the Lease")
@@ -94,18 +94,18 @@ def holder(api: KubeApi) -> str:
 
 
 def topic(api: KubeApi, name: str) -> None:
-    """An object that leads to a write: it has no say over its topic."""
+    """An object that causes a write: it may not rule its topic, and its status says so."""
     api.create("geotopics", name, spec={"topic": f"persistent://public/default/{name}", "regions": ["east", "west"]})
 
 
 def told(api: KubeApi, name: str) -> None:
-    """Wait for somebody to write its status."""
+    """Wait until a replica has written its status."""
     wait_until(lambda: api.condition("geotopics", name), f"{name} to have a status", 120)
 
 
 @pytest.mark.timeout(300)
 def test_another_replica_takes_over_from_one_that_hangs_and_from_one_that_dies(tmp_path: Path) -> None:
-    """In two clusters at the same time, for it takes until a Lease has run out."""
+    """In two clusters at once, because it takes until a Lease has expired."""
     with (
         KubeApi() as one,
         KubeApi() as other,
@@ -126,13 +126,13 @@ def test_another_replica_takes_over_from_one_that_hangs_and_from_one_that_dies(t
         objects = 'meridian_operator_objects{kind="GeoTopic",ready="False",reason="TenantNotAllowed"} 2.0'
         wait_until(lambda: heir.measures(objects), "the metrics to know both objects")
 
-        # As when a machine that was suspended goes on.
+        # Like a suspended machine that resumes.
         before = len(hanging.writes)
         hanging.process.send_signal(signal.SIGCONT)
-        assert hanging.process.wait(60) == 1, "Kubernetes starts it again"
+        assert hanging.process.wait(60) == 1, "Kubernetes restarts it"
         assert "lost the Lease" in hanging.log()
         assert len(hanging.writes) == before
-        assert max(hanging.writes) < min(second.writes), "never both"
+        assert max(hanging.writes) < min(second.writes), "the two never act together"
 
         heir.process.terminate()
         wait_until(lambda: holder(other) == "", "the Lease to be free: the next one need not wait")

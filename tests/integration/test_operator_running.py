@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator on a Kubernetes API server and real regions: what users do with objects, and what comes of it."""
+"""The operator on a Kubernetes API server with real regions: what users do with objects, and what results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FINALIZER = "meridian.dev/finalizer"
 
 
 class Regions:
-    """The brokers, as an administrator looks at them."""
+    """The brokers, as an administrator sees them."""
 
     def __init__(self, regions: RegionsProcess) -> None:
         self._regions = regions
@@ -42,7 +42,7 @@ class Regions:
         return bool(self.call("GET", f"{topic}/stats", region=region).status == 200)
 
     def mark(self, topic: str) -> None:
-        """Something that a topic made anew would not have."""
+        """Set something that a recreated topic would not have."""
         assert self.call("PUT", f"{topic}/properties", {"made": "before"}).status == 204
 
     def is_marked(self, topic: str) -> bool:
@@ -79,7 +79,7 @@ def rsub(topic: str, **fields: Any) -> dict[str, Any]:
 
 
 def ready(kube: KubeApi, plural: str, name: str, namespace: str = "default") -> dict[str, Any]:
-    """Wait for the object to be Ready; says the condition."""
+    """Wait for the object to be Ready; returns the condition."""
     told = kube.condition
 
     def is_ready() -> Any:
@@ -90,7 +90,7 @@ def ready(kube: KubeApi, plural: str, name: str, namespace: str = "default") -> 
 
 
 def because(kube: KubeApi, plural: str, name: str, reason: str, namespace: str = "default") -> str:
-    """Wait for Ready to have the reason; says the message."""
+    """Wait for Ready to have the reason; returns the message."""
     wait_until(
         lambda: kube.condition(plural, name, namespace=namespace).get("reason") == reason,
         lambda: f"{name} to be {reason}, not {kube.condition(plural, name, namespace=namespace)}",
@@ -122,10 +122,10 @@ def test_deleting_an_object_that_lost_a_conflict_touches_nothing(kube: KubeApi, 
         wait_until(lambda name=name: kube.events(name), "the Event")
     assert near.is_marked("fought-over")
     assert near.call("GET", "fought-over/subscriptions").json == ["billing"]
-    assert [reason for _, reason, _ in kube.events("victims")] == ["Changed"], "it was made once"
+    assert [reason for _, reason, _ in kube.events("victims")] == ["Changed"], "it was created once"
 
 
-def test_a_topic_that_another_object_wants_outlives_the_one_that_ruled(kube: KubeApi, near: Regions) -> None:
+def test_a_topic_that_another_object_wants_survives_its_ruling_object(kube: KubeApi, near: Regions) -> None:
     kube.create("geotopics", "first", **geo("inherited"))
     ready(kube, "geotopics", "first")
     near.mark("inherited")
@@ -138,7 +138,7 @@ def test_a_topic_that_another_object_wants_outlives_the_one_that_ruled(kube: Kub
     assert ("Normal", "HandedOver") in [event[:2] for event in kube.events("first")]
 
 
-def test_an_object_that_ended_unheard_rules_no_more(near: Regions) -> None:
+def test_an_object_deleted_unnoticed_no_longer_rules(near: Regions) -> None:
     with watched(near.urls) as (api, operator):
         api.create("geotopics", "lost", **geo("widowed", deletionPolicy="Retain"))
         ready(api, "geotopics", "lost")
@@ -153,7 +153,7 @@ def test_an_object_that_ended_unheard_rules_no_more(near: Regions) -> None:
 
 
 @pytest.mark.parametrize("annotation", ["paused", "dry_run"])
-def test_what_is_held_back_is_not_deleted(kube: KubeApi, near: Regions, annotation: str) -> None:
+def test_a_paused_or_dry_run_object_is_not_deleted(kube: KubeApi, near: Regions, annotation: str) -> None:
     name = annotation.replace("_", "-")
     kube.create("geotopics", name, **geo(name))
     ready(kube, "geotopics", name)
@@ -169,7 +169,7 @@ def test_what_is_held_back_is_not_deleted(kube: KubeApi, near: Regions, annotati
     assert not near.has(name) and not near.has(name, "west")
 
 
-def test_policy_retain_needs_no_operator_to_be_deleted(near: Regions) -> None:
+def test_an_object_with_policy_retain_is_deleted_without_the_operator(near: Regions) -> None:
     with watched(near.urls) as (api, operator):
         api.create("geotopics", "kept", **geo("kept", deletionPolicy="Retain"))
         ready(api, "geotopics", "kept")
@@ -196,7 +196,7 @@ def test_a_deletion_waits_for_a_region_until_somebody_gives_it_up(
         told = because(kube, plural, name, "DeletionBlocked")
         assert "west could not be asked" in told and "since 2026-06-01" in told
         assert kube.condition(plural, name, "DeletionBlocked")["status"] == "True"
-        assert near.has("split"), "nothing goes while one region is silent"
+        assert near.has("split"), "nothing is deleted while one region is silent"
         kube.annotate(plural, name, abandon_regions="west")
         gone(kube, plural, name)
         kind, reason, message = kube.events(name)[-1]
@@ -205,7 +205,7 @@ def test_a_deletion_waits_for_a_region_until_somebody_gives_it_up(
     assert not near.has("split")
 
 
-def test_snapshots_go_on_without_a_region_that_is_silent_for_long(
+def test_snapshots_go_on_without_a_region_that_is_silent_too_long(
     kube: KubeApi, near: Regions, regions: RegionsProcess
 ) -> None:
     kube.create("geotopics", "partial", **geo("partial", subscriptionSync={"mode": "Snapshot"}))
@@ -238,7 +238,7 @@ def test_snapshots_go_on_without_a_region_that_is_silent_for_long(
     assert (kube.get("replicatedsubscriptions", "partial-billing") or {})["status"]["silent"] == []
 
 
-def test_what_vanished_is_made_again_on_demand_only(kube: KubeApi, near: Regions) -> None:
+def test_what_vanished_is_recreated_only_on_demand(kube: KubeApi, near: Regions) -> None:
     kube.create("geotopics", "lost", **geo("lost"))
     ready(kube, "geotopics", "lost")
     kube.create("replicatedsubscriptions", "lost-billing", **rsub("lost"))
@@ -258,7 +258,7 @@ def test_what_vanished_is_made_again_on_demand_only(kube: KubeApi, near: Regions
     assert near.has("lost") and near.has("lost", "west")
 
 
-def test_what_somebody_else_changed_is_changed_back_and_told(kube: KubeApi, near: Regions) -> None:
+def test_what_somebody_else_changed_is_reverted_and_reported(kube: KubeApi, near: Regions) -> None:
     kube.create("geotopics", "drifting", **geo("drifting", messageTTL="1h", retention={"time": "72h"}))
     ready(kube, "geotopics", "drifting")
     assert near.call("POST", "drifting/messageTTL", 5).status == 204
@@ -267,12 +267,12 @@ def test_what_somebody_else_changed_is_changed_back_and_told(kube: KubeApi, near
     assert "east: set messageTTL" in kube.condition("geotopics", "drifting", "Drifted")["message"]
     assert near.call("GET", "drifting/messageTTL").json == 3600
     wait_until(lambda: len(kube.events("drifting")) == 2, "the Event")
-    assert [reason for _, reason, _ in kube.events("drifting")] == ["Changed", "Changed"], "one for each change"
+    assert [reason for _, reason, _ in kube.events("drifting")] == ["Changed", "Changed"], "one event for each change"
 
 
-@pytest.mark.logs_error("generator didn't stop after athrow")  # kopf's watch, cut as an event comes
+@pytest.mark.logs_error("generator didn't stop after athrow")  # kopf's watch, cut as an event arrives
 def test_a_restart_with_200_objects_writes_only_what_has_changed(near: Regions) -> None:
-    """Most are dry runs, which make no topics: each is looked at in all regions like any other."""
+    """Most are dry runs, which create no topics: each is observed in all regions like any other."""
     dry = {"annotations": {"meridian.dev/dry-run": "true"}}
     with KubeApi() as api:
         with RunningOperator(api, near.urls):
@@ -300,9 +300,9 @@ def test_a_restart_with_200_objects_writes_only_what_has_changed(near: Regions) 
         assert near.is_marked("restarted-stays") and not near.has("restarted-goes")
 
 
-def test_reconcile_now_waits_for_no_periodic_look(near: Regions) -> None:
+def test_reconcile_now_does_not_wait_for_the_periodic_resync(near: Regions) -> None:
     def spread() -> float:
-        """Days until the next look, once there was one."""
+        """Set days until the next resync, once there was one."""
         return 1e6 if api.condition("geotopics", "at-once") else 0.0
 
     with KubeApi() as api, RunningOperator(api, near.urls, spread=spread):
@@ -342,7 +342,7 @@ def test_the_verifier_s_verdict_becomes_a_condition(kube: KubeApi) -> None:
     assert asked == {f"/api/v1/namespaces/{VERDICTS_NAMESPACE}/configmaps"}, "no other ConfigMap is read"
 
 
-def test_an_object_has_no_say_over_tenants_that_its_namespace_may_not_name(kube: KubeApi, near: Regions) -> None:
+def test_an_object_has_no_say_over_tenants_its_namespace_may_not_use(kube: KubeApi, near: Regions) -> None:
     kube.create("geotopics", "stranger", "aaa", **geo("coveted", messageTTL="1s"))
     kube.create("replicatedsubscriptions", "stranger", "aaa", **rsub("coveted"))
     for plural in ("geotopics", "replicatedsubscriptions"):
@@ -363,28 +363,28 @@ def test_an_object_has_no_say_over_tenants_that_its_namespace_may_not_name(kube:
     assert near.call("GET", "coveted/subscriptions").json == ["billing"]
 
 
-def test_a_labelled_service_is_no_region(kube: KubeApi) -> None:
+def test_a_labelled_service_is_not_a_region(kube: KubeApi) -> None:
     ports = {"ports": [{"name": "http", "port": 80}]}
     labelled = {"labels": {"meridian.dev/region": "east"}}
     kube.create("services", "bait", "aaa", metadata=labelled, spec=ports)
     kube.create("geotopics", "unmoved", **geo("unmoved"))
     ready(kube, "geotopics", "unmoved")
-    assert not [path for _, path in kube.requests if path.endswith("/services")], "nobody looks at Services"
+    assert not [path for _, path in kube.requests if path.endswith("/services")], "the operator does not read Services"
     kube.create("geotopics", "nowhere", **geo("nowhere", regions=["east", "north"]))
     assert "add it to regions" in because(kube, "geotopics", "nowhere", "RegionUnknown")
 
 
-def test_an_address_that_belongs_to_another_region_gets_no_change(near: Regions) -> None:
+def test_an_address_of_another_region_gets_no_change(near: Regions) -> None:
     with watched({"east": near.urls["west"], "west": near.urls["east"]}) as (api, _):
         api.create("geotopics", "mixed-up", **geo("mixed-up"))
         assert "is region west, not east" in because(api, "geotopics", "mixed-up", "OtherRegion")
         assert not near.has("mixed-up") and not near.has("mixed-up", "west")
 
 
-def test_an_address_that_two_regions_claim_gets_no_change_for_the_wrong_one(
+def test_at_an_address_that_two_regions_claim_the_wrong_one_gets_no_change(
     kube: KubeApi, near: Regions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second address leads to the same broker under another name."""
+    """The second address reaches the same broker under another name."""
     again = near.urls["east"].replace("127.0.0.1", "localhost")
     assert again != near.urls["east"]
     monkeypatch.setitem(near.urls, "west", again)
@@ -404,7 +404,7 @@ def test_a_subscription_waits_for_its_topic_without_a_warning(kube: KubeApi) -> 
     assert [kind for kind, _, _ in kube.events("early")] == ["Normal"]
 
 
-def test_an_object_that_makes_no_sense_says_so(kube: KubeApi) -> None:
+def test_an_invalid_object_says_so(kube: KubeApi) -> None:
     kube.create("geotopics", "odd", **geo("odd", messageTTL="soon"))
     assert "messageTTL" in because(kube, "geotopics", "odd", "InvalidSpec")
     kube.create(
@@ -413,7 +413,7 @@ def test_an_object_that_makes_no_sense_says_so(kube: KubeApi) -> None:
     assert "schema.compatibility" in because(kube, "geotopics", "asks-too-much", "NotSupported")
 
 
-def test_a_shadow_is_made_after_its_source_and_deleted_with_its_object(kube: KubeApi, near: Regions) -> None:
+def test_a_shadow_is_created_after_its_source_and_deleted_with_its_object(kube: KubeApi, near: Regions) -> None:
     def shadow(source: str, topic: str, **fields: Any) -> dict[str, Any]:
         spec = {"source": source, "region": "east", "topic": f"persistent://public/default/{topic}"}
         return {"spec": spec | {"deletionPolicy": "Delete"} | fields}

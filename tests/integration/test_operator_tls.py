@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator and regions that serve TLS: it believes the authorities that it is given, and tells others nothing."""
+"""The operator and regions that serve TLS: it trusts only the authorities it is given, and sends nothing to others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAME = TopicName.parse("persistent://public/default/orders")
 
 
 async def seen(url: str, trusted: Path, directory: Path) -> RegionSeen:
-    """What the operator sees of a region there."""
+    """What the operator observes of a region at that address."""
     (directory / "default").write_text("a-token")
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=trusted))
     async with aiohttp.ClientSession(connector=connector) as http:
@@ -37,7 +37,7 @@ async def seen(url: str, trusted: Path, directory: Path) -> RegionSeen:
 
 @asynccontextmanager
 async def observing(url: str, directory: Path) -> AsyncIterator[Observer]:
-    """An observer of region ``east`` there, with authorities from a directory."""
+    """An observer of region ``east`` at that address, with authorities from a directory."""
     async with aiohttp.ClientSession() as http:
         region = RegionClient(Region("east", url), http, Tokens(None), Authorities(directory))
         observer = Observer(region, sleep=lambda _: asyncio.sleep(0))
@@ -49,7 +49,7 @@ async def observing(url: str, directory: Path) -> AsyncIterator[Observer]:
 
 @asynccontextmanager
 async def recorder(pair: Pair) -> AsyncIterator[tuple[str, list[str]]]:
-    """A server of TLS: its address, and the tokens of the requests that came."""
+    """A TLS server: its address, and the tokens of the requests it received."""
     tokens: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -79,8 +79,8 @@ async def test_a_region_is_asked_over_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["authority", "name"])
-async def test_a_region_that_cannot_show_who_it_is_learns_nothing(tmp_path: Path, wrong: str) -> None:
-    """Not even the token: what asked for it may be anybody."""
+async def test_a_region_that_cannot_prove_its_identity_learns_nothing(tmp_path: Path, wrong: str) -> None:
+    """Not even the token: the server may be anybody."""
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
     pair = stranger.issue("false") if wrong == "authority" else authority.issue("other", "elsewhere.svc")
     async with recorder(pair) as (url, tokens):
@@ -95,7 +95,7 @@ async def test_a_region_that_cannot_show_who_it_is_learns_nothing(tmp_path: Path
 
 @pytest.mark.parametrize("named", ["east", "default"])
 async def test_a_region_has_authorities_of_its_own_or_the_default_ones(tmp_path: Path, named: str) -> None:
-    """The own ones alone: an authority of all other regions vouches for nothing here."""
+    """Its own alone: the default authorities do not vouch for it."""
     mine, others, directory = Authority(tmp_path, "mine"), Authority(tmp_path, "others"), tmp_path / "authorities"
     directory.mkdir()
     (directory / "default").write_bytes(others.trusted.read_bytes())
@@ -108,9 +108,7 @@ async def test_a_region_has_authorities_of_its_own_or_the_default_ones(tmp_path:
         assert not tokens
 
 
-async def test_authorities_that_were_replaced_are_used_without_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replaced_authorities_are_used_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meridian_operator.regions.observing.PROBE_SECONDS", 0.0)
     before, after, directory = Authority(tmp_path, "before"), Authority(tmp_path, "after"), tmp_path / "authorities"
     directory.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the operator reads verdicts from the API server: it lists, watches, and begins again after whatever fails."""
+"""How the operator reads verdicts from the API server: it lists, watches, and starts over after any failure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def becomes(verdicts: Verdicts, verdict: str | None) -> None:
     await until(is_so)
 
 
-async def test_it_lists_by_pages_and_then_follows_every_change() -> None:
+async def test_it_lists_in_pages_and_then_follows_every_change() -> None:
     api = Api()
     api.listed = [[], [config_map("aligned")]]
     changed = event("MODIFIED", config_map("misaligned", 8, "x" * 200_000))
@@ -103,10 +103,10 @@ async def test_it_lists_by_pages_and_then_follows_every_change() -> None:
         await becomes(verdicts, "misaligned")
         await until(lambda: len(api.queries) == 4)
         assert {query["labelSelector"] for query in api.queries} == {"meridian.dev/verdict in (orders)"}
-        assert [query["resourceVersion"] for query in api.queries[2:]] == ["7", "8"], "it goes on where it was"
+        assert [query["resourceVersion"] for query in api.queries[2:]] == ["7", "8"], "it resumes where it stopped"
 
 
-async def test_a_deleted_verdict_is_forgotten_and_bookmarks_only_move_on() -> None:
+async def test_a_deleted_verdict_is_forgotten_and_bookmarks_only_advance() -> None:
     api = Api()
     api.listed = [[config_map("aligned")]]
     bookmark = {"metadata": {"resourceVersion": "9"}}
@@ -117,7 +117,7 @@ async def test_a_deleted_verdict_is_forgotten_and_bookmarks_only_move_on() -> No
         assert verdicts.on(TOPIC, "", NOW) is None
 
 
-async def test_after_whatever_fails_it_lists_again_and_keeps_what_it_knew() -> None:
+async def test_after_any_failure_it_lists_again_and_keeps_what_it_knew() -> None:
     broken = (
         event("ERROR", {"code": 410, "message": "too old resource version"}),
         b"not json\n",
@@ -132,7 +132,7 @@ async def test_after_whatever_fails_it_lists_again_and_keeps_what_it_knew() -> N
             await until(lambda api=api: len(api.queries) >= 4)
             assert [query.get("watch") for query in api.queries[:4]] == [None, "true", None, "true"]
             await becomes(verdicts, "aligned")
-            assert api.problems == [""], "every object without a verdict would say so"
+            assert api.problems == [""], "otherwise every object would report a missing verdict"
 
 
 async def test_objects_do_not_wait_for_verdicts_that_cannot_be_read() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that ask a broker about topics of another broker of its region are sent there, over TCP and over HTTP."""
+"""Clients that ask a broker about another broker's topics are redirected to it, over TCP and over HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER = Addresses("pulsar://other:6650", None, "http://other:8080", None)
 
 
 async def locate(name: TopicName, listener: str, authoritative: bool) -> Place | None:
-    """Where the topics of these tests are: their names say it."""
+    """The owner of a topic of these tests, taken from its name."""
     match name.local_name:
         case "served-there":
             return Place(None if listener else OTHER, True)
@@ -55,7 +55,7 @@ async def ask(broker: BrokerProcess, method: str, path: str) -> HttpAnswer:
     return await asyncio.to_thread(http, method, broker.listeners.admin_url + path)
 
 
-async def test_a_lookup_names_the_broker_that_serves_the_topic_or_should(broker: BrokerProcess) -> None:
+async def test_a_lookup_names_the_broker_that_serves_or_should_serve_the_topic(broker: BrokerProcess) -> None:
     connection = await RawConnection.open(broker.settings.network.broker_service_port)
     Response = pb.CommandLookupTopicResponse  # noqa: N806 - the name of a type
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ownership of bundles on a real etcd, which may also be away or come back after a lease has ended."""
+"""Ownership of bundles on a real etcd, which may be down or return after a lease has ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TestOwning(OwningContract):
     pass
 
 
-async def test_without_etcd_a_broker_serves_until_its_lease_ends_and_then_stops_by_itself(
+async def test_without_etcd_a_broker_serves_until_its_lease_ends_and_then_stops(
     etcd_server: EtcdServer, connect: Connect
 ) -> None:
     async with owning("a", await connect(), lease_seconds=4.0) as a:
@@ -49,7 +49,7 @@ async def test_without_etcd_a_broker_serves_until_its_lease_ends_and_then_stops_
         assert a.owner.term(FIRST) == before
         try:
             await wait_until(lambda: a.topics.dropped == [FIRST])
-            assert monotonic() >= until  # served as long as it was safe
+            assert monotonic() >= until  # served as long as that was safe
             with pytest.raises((NotServing, MetadataError)):
                 await a.owner.locate(topics(1)[0], authoritative=True)
         finally:
@@ -57,7 +57,7 @@ async def test_without_etcd_a_broker_serves_until_its_lease_ends_and_then_stops_
         await wait_until(lambda: a.owner._membership.lease not in (None, lease))
         assert a.owner.term(FIRST) is None
         async with owning("b", await connect()) as b:
-            # etcd counts its leases anew when it starts, so the old owner's record is there for a while longer.
+            # etcd restarts the TTL of every lease when it starts, so the old owner's record stays a while longer.
             await wait_until(lambda: FIRST not in a.owner.view.owners)
             assert (await b.owner.acquire(FIRST)).fence > before.fence
         assert a.topics.closed == []

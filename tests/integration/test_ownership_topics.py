@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics of a region with several brokers: one of them serves a topic, and nothing is lost when it is another one."""
+"""Topics of a region with several brokers: one broker serves a topic, and nothing is lost when another takes over."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
 
 
 def owed(topic: Topic, places: list[Position]) -> list[Position]:
-    """Those of them that subscription s has not acknowledged."""
+    """Those messages that subscription s has not acknowledged."""
     cursor = topic.subscriptions["s"].cursor
     return [place for place in places if cursor.is_owed(REGION, place)]
 
 
 async def taken_over(two: Two) -> Topic:
-    """The second broker's copy, which it took while the first was suspended past its lease and has noticed nothing."""
+    """The second broker's copy, taken while the first was suspended past its lease; the first has not noticed."""
     a, b = two.a, two.b
     a.miss_everything()
     lease = a.owner._membership.lease
@@ -54,7 +54,7 @@ async def taken_over(two: Two) -> Topic:
 
 
 class Client:
-    """A watcher's connection, which notes what it is told."""
+    """A watcher's connection, which records the notifications."""
 
     def __init__(self) -> None:
         self.told: list[tuple[list[str], list[str]]] = []
@@ -80,7 +80,7 @@ async def test_a_watcher_hears_of_topics_that_another_broker_creates_and_deletes
     await wait_until(lambda: client.told == [([str(NAME)], [])])
     assert client.digest == (await watchers.listed(watcher)).digest
     assert topic.metadata is not None
-    await topic.metadata.save_properties({"a": "b"})  # its record changes, and it was there before
+    await topic.metadata.save_properties({"a": "b"})  # its record changes, but it existed before
     await removal.delete(two.a.service.opener, NAME, force=True)
     await wait_until(lambda: client.told[1:] == [([], [str(NAME)])])
     watchers.remove(watcher)
@@ -90,7 +90,7 @@ async def test_a_watcher_hears_of_topics_that_another_broker_creates_and_deletes
 
 
 async def test_a_watch_that_was_interrupted_misses_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store compacted what changed: the names are compared."""
+    """The store compacted the changes away: the names are compared."""
     client, service = Client(), two.b.service
     topics, interruptions = service.parts.catalog.topics, asyncio.Event()
     through = topics.watch
@@ -119,11 +119,11 @@ async def test_only_the_owner_opens_a_topic(two: Two) -> None:
     assert two.b.service.topics == {}
 
 
-async def test_a_bundle_moved_by_hand_stays_and_loads_are_told_when_they_change(two: Two) -> None:
+async def test_a_bundle_moved_by_hand_stays_and_loads_are_reported_when_they_change(two: Two) -> None:
     a, b = two.a.owner, two.b.owner
     for bundle in (await a.bundles("public/default")).every():
         await a.acquire(bundle)
-    while (move := a.next_move({})) is not None:  # both have joined
+    while (move := a.next_move({})) is not None:  # both brokers have joined
         await a.give_up(*move)
         await b.acquire(move[0])
         await wait_until(lambda: len(a.view.owners) == len(b.view.owners) == len(a.owned()) + len(b.owned()))
@@ -173,7 +173,7 @@ async def test_a_broker_that_was_suspended_past_its_lease_stores_nothing_more(tw
     topic.subscribing.create_subscription("s", EARLIEST)
     places = await stored(topic, b"1", b"2")
     bundle, taken = await a.bundle(NAME), await taken_over(two)
-    assert topic.failure is None  # the other one has noticed nothing
+    assert topic.failure is None  # the first has not noticed
     acknowledge(topic, "s", places)
     with pytest.raises(LedgerError):
         await stored(topic, b"of the past")
@@ -190,7 +190,7 @@ async def test_a_broker_that_was_suspended_past_its_lease_stores_nothing_more(tw
     assert owed(again, places) == places
 
 
-async def test_a_topic_that_may_be_somebody_elses_is_dropped_without_another_write(two: Two) -> None:
+async def test_a_topic_that_may_have_another_owner_is_dropped_without_another_write(two: Two) -> None:
     topic = await two.a.open(NAME)
     await stored(topic, b"1")
     before = {path: record.version for path, record in await two.metadata.scan("/local/topics/")}
@@ -206,7 +206,7 @@ async def test_the_topics_of_a_bundle_are_opened_by_whoever_gets_it(two: Two) ->
     await two.b.load()
     assert await two.b.service.registry.unopened() == set()
     await two.a.give_up(NAME, two.b)
-    await wait_until(lambda: list(two.b.service.topics) == [str(NAME)])  # without waiting for a round
+    await wait_until(lambda: list(two.b.service.topics) == [str(NAME)])  # without waiting for the periodic round
     assert await two.b.service.registry.unopened() == set()
     assert await two.a.service.registry.unopened() in (set(), None)
 
@@ -227,7 +227,7 @@ async def test_a_split_bundle_goes_on_and_its_halves_move_alone(two: Two) -> Non
         await two.b.open(name)
 
 
-async def test_a_topic_whose_bundle_goes_while_it_is_opened_is_not_served(
+async def test_a_topic_whose_bundle_is_lost_while_it_is_opened_is_not_served(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = two.a.catalog.topics
@@ -250,8 +250,8 @@ async def test_a_topic_whose_bundle_goes_while_it_is_opened_is_not_served(
     await stored(topic, b"1")
 
 
-async def test_an_owner_that_was_replaced_can_take_no_topic_to_rest(two: Two) -> None:
-    """Its snapshot is older than what the next owner wrote, and the ledger that it would delete is the next owner's."""
+async def test_a_replaced_owner_cannot_put_a_topic_to_rest(two: Two) -> None:
+    """Its snapshot is older than what the next owner wrote, and it would delete the next owner's ledger."""
     a, b = two.a, two.b
     topic = await a.open(NAME)
     topic.subscribing.create_subscription("s", EARLIEST)
@@ -276,10 +276,8 @@ async def test_an_owner_that_was_replaced_can_take_no_topic_to_rest(two: Two) ->
     assert again.progress_log.ledgers == []
 
 
-async def test_an_owner_that_was_replaced_says_so_without_a_traceback(
-    two: Two, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It had no open ledger whose fence it could have met, so its record of the topic is what tells it."""
+async def test_a_replaced_owner_says_so_without_a_traceback(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+    """It has no open ledger on which it could meet a fence, so it learns of it from the topic's record."""
     topic = await two.a.open(NAME)
     await taken_over(two)
     caplog.clear()
@@ -289,17 +287,17 @@ async def test_an_owner_that_was_replaced_says_so_without_a_traceback(
     topic.progress_log._roll()
     await wait_until(lambda: topic.failure is not None)
     await wait_until(lambda: topic.progress_log._rolls.is_idle)
-    await next_turn(topic.scheduler)  # in which the loop would log how the task ended
+    await next_turn(topic.scheduler)  # time in which the loop would log how the task ended
     said = [record for record in caplog.records if record.levelname != "INFO"]
     assert not [record for record in said if record.exc_info]
     assert [f"{NAME} is fenced: acknowledgements cannot be stored" in one.getMessage() for one in said] == [True]
     assert reason in said[0].getMessage()
 
 
-async def test_a_new_owner_answers_for_no_topic_before_it_knows_which_there_are(
+async def test_a_new_owner_answers_for_no_topic_before_it_knows_which_exist(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another region that heard "there is no such topic" would dispatch what was acknowledged here (R20)."""
+    """Another region told "there is no such topic" would dispatch what was acknowledged here (R20)."""
     await two.a.open(NAME)
     await two.b.load()
     registry, records = two.b.service.registry, two.b.catalog.topics
@@ -324,10 +322,10 @@ async def test_a_new_owner_answers_for_no_topic_before_it_knows_which_there_are(
     assert await registry.unopened() == set()
 
 
-async def test_a_bundle_that_went_while_its_topics_were_listed_is_listed_again_when_it_comes_back(
+async def test_a_bundle_lost_while_its_topics_were_listed_is_listed_again_on_return(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the first listing says is older than what another owner has created since."""
+    """The first listing lacks what another owner has created since."""
     await two.b.load()
     records, waiting = two.b.catalog.topics, list[asyncio.Event]()
     listing = records.listing
@@ -352,8 +350,8 @@ async def test_a_bundle_that_went_while_its_topics_were_listed_is_listed_again_w
     await wait_until(lambda: two.b.service.registry.is_served(str(NAME)))
 
 
-async def test_bundles_that_come_together_are_listed_together(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each listing has all topics of the namespace, which may be a hundred thousand, and bundles come by the dozen."""
+async def test_bundles_acquired_together_are_listed_together(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each listing reads all topics of the namespace, perhaps a hundred thousand, and bundles come by the dozen."""
     names = [parse(f"topic-{number}") for number in range(20)]
     bundles = (await two.a.owner.bundles(NAME.namespace_name)).every()
     for bundle in bundles:
@@ -382,8 +380,8 @@ async def test_bundles_that_come_together_are_listed_together(two: Two, monkeypa
     assert len(listings) == 2
 
 
-async def test_only_the_owner_serves_a_topic_that_is_not_persistent(two: Two) -> None:
-    """Clients of two brokers would not meet, and nobody would tell them."""
+async def test_only_the_owner_serves_a_non_persistent_topic(two: Two) -> None:
+    """Otherwise clients of two brokers would silently miss each other's messages."""
     name = parse("non-persistent://public/default/light")
     await two.a.owner.acquire(await two.a.bundle(name))
     serve = two.b.service.opener.served
@@ -400,7 +398,7 @@ async def test_only_the_owner_serves_a_topic_that_is_not_persistent(two: Two) ->
     await serve(name, create=True)
 
 
-async def test_a_topic_that_is_not_persistent_is_not_served_if_its_bundle_goes_meanwhile(
+async def test_a_non_persistent_topic_is_not_served_if_its_bundle_is_lost_meanwhile(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = parse("non-persistent://public/default/light")

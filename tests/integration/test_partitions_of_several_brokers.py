@@ -24,7 +24,7 @@ FIRST = NAME.with_partition(0)
 
 
 class Region:
-    """Two brokers, which ask each other directly."""
+    """Two brokers that call each other directly."""
 
     def __init__(self, brokers: list[ServingBroker]) -> None:
         self.brokers = brokers
@@ -53,7 +53,7 @@ class Region:
         return [one.partition for one in await self.brokers[0].catalog.topics.partitions(NAME)]
 
     async def beginnings(self) -> list[dict[str, bool]]:
-        """The subscriptions of each partition that the topic has."""
+        """The subscriptions of each partition of the topic."""
         found = []
         for number in range(await self.number()):
             name = NAME.with_partition(number)
@@ -64,13 +64,13 @@ class Region:
 
 @pytest.fixture
 async def region(tmp_path: Path) -> AsyncIterator[Region]:
-    """A topic of two partitions, with a subscription."""
+    """A region with a topic of two partitions and a subscription."""
     metadata = await SqliteMetadataStore.open(tmp_path / "metadata")
     loop = asyncio.get_running_loop()
     ledgers = MemoryLedgerStore(schedule=lambda work: loop.call_soon(work))
     async with serving("a", metadata, ledgers) as a, serving("b", metadata, ledgers) as b:
         await wait_until(lambda: len(a.owner.view.brokers) == len(b.owner.view.brokers) == 2)
-        for number in range(8):  # each gets what the other one does not own
+        for number in range(8):  # each gets what the other does not own
             bundle = await a.bundle(NAME.with_partition(number))
             if bundle not in [*a.owner.owned(), *b.owner.owned()]:
                 await (a if len(a.owner.owned()) <= len(b.owner.owned()) else b).owner.acquire(bundle)
@@ -86,12 +86,12 @@ async def region(tmp_path: Path) -> AsyncIterator[Region]:
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-async def test_each_owner_makes_its_partitions_with_their_subscriptions(region: Region, asked: int) -> None:
+async def test_each_owner_creates_its_partitions_with_their_subscriptions(region: Region, asked: int) -> None:
     await region.grow(8, asked)
     assert await region.beginnings() == [{"s": True}] * 8
 
 
-async def test_clients_learn_of_partitions_that_have_their_subscriptions(region: Region) -> None:
+async def test_clients_learn_only_of_partitions_that_have_their_subscriptions(region: Region) -> None:
     async def look(partition: TopicName, _: Growth) -> None:
         assert await region.number() == 2
         assert partition.partition >= 2
@@ -101,7 +101,7 @@ async def test_clients_learn_of_partitions_that_have_their_subscriptions(region:
     assert await region.number() == 4
 
 
-async def test_an_owner_that_cannot_be_asked_leaves_the_number_as_it_was(region: Region) -> None:
+async def test_an_unreachable_owner_leaves_the_number_as_it_was(region: Region) -> None:
     async def away(partition: TopicName, growth: Growth) -> None:
         if partition.partition == 6 and growth.partitions == 8:
             raise TopicFenced("its broker is away")
@@ -115,8 +115,8 @@ async def test_an_owner_that_cannot_be_asked_leaves_the_number_as_it_was(region:
     assert await region.beginnings() == [{"s": True}] * 5
 
 
-async def test_what_a_broker_left_that_died_is_made_anew(region: Region) -> None:
-    """Its subscriptions may have been deleted since; and it may have made more than are wanted now."""
+async def test_partitions_left_by_a_dead_broker_are_recreated(region: Region) -> None:
+    """Their subscriptions may have been deleted since, and there may be more partitions than are wanted now."""
     _, version = await region.brokers[0].catalog.partitioned.begin_growth(NAME)
     for number in (2, 5):
         await region.prepare(NAME.with_partition(number), Growth(6, version, {"gone": False}))
@@ -126,8 +126,8 @@ async def test_what_a_broker_left_that_died_is_made_anew(region: Region) -> None
     assert await region.on_record() == [0, 1, 2, 3]
 
 
-async def test_what_holds_messages_is_not_taken_back(region: Region) -> None:
-    """A region that knew of the partition earlier may have sent some."""
+async def test_a_partition_that_holds_messages_is_not_rolled_back(region: Region) -> None:
+    """A region that knew of the partition earlier may have sent messages."""
     _, version = await region.brokers[0].catalog.partitioned.begin_growth(NAME)
     name = NAME.with_partition(2)
     await region.prepare(name, Growth(3, version))
@@ -139,8 +139,8 @@ async def test_what_holds_messages_is_not_taken_back(region: Region) -> None:
     assert topic.subscriptions["s"].cursor.is_owed(REGION, place)
 
 
-async def test_of_two_brokers_that_add_partitions_at_once_the_later_counts(region: Region) -> None:
-    """The earlier one is held up after its first partition, and takes nothing back of what the later one made."""
+async def test_of_two_brokers_that_add_partitions_at_once_the_later_wins(region: Region) -> None:
+    """The earlier one is held up after its first partition, and rolls back nothing that the later one created."""
     later: list[int] = []
 
     async def meanwhile(partition: TopicName, growth: Growth) -> None:
@@ -157,7 +157,7 @@ async def test_of_two_brokers_that_add_partitions_at_once_the_later_counts(regio
     assert await region.on_record() == list(range(6))
 
 
-async def test_a_deletion_that_begins_meanwhile_ends_a_growth(region: Region) -> None:
+async def test_a_deletion_that_begins_meanwhile_ends_the_growth(region: Region) -> None:
     admin = region.brokers[1]
 
     async def delete(partition: TopicName, _: Growth) -> None:
@@ -172,8 +172,8 @@ async def test_a_deletion_that_begins_meanwhile_ends_a_growth(region: Region) ->
     assert record.partitions == 2
 
 
-async def test_an_answer_that_comes_late_changes_nothing(region: Region) -> None:
-    """A request of a growth that is over reaches an owner."""
+async def test_a_late_request_changes_nothing(region: Region) -> None:
+    """A request of a finished growth reaches an owner."""
     _, version = await region.brokers[0].catalog.partitioned.begin_growth(NAME)
     late = Growth(4, version, {"deleted since": False})
     await region.grow(4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitioned topics that are made, grown and deleted at the same time, and partitions that were left half-way."""
+"""Partitioned topics created, grown and deleted at the same time, and partitions left half-done."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 20.0
 
 
 class WatchedLock(asyncio.Lock):
-    """Knows who waits for it, or for another one."""
+    """Records which tasks wait for locks."""
 
     waiting: set[asyncio.Task[Any] | None]
 
@@ -41,7 +41,7 @@ class WatchedLock(asyncio.Lock):
 
 
 def watch_locks(service: TopicService, monkeypatch: pytest.MonkeyPatch) -> set[asyncio.Task[Any] | None]:
-    """Those who wait for locks of topics, from now on."""
+    """The tasks that wait for topic locks from now on."""
     waiting: set[asyncio.Task[Any] | None] = set()
 
     def new_lock() -> WatchedLock:
@@ -88,8 +88,8 @@ async def test_two_deletions_do_not_wait_for_each_other(
     first: Callable[[TopicService], Coroutine[Any, Any, Any]],
     second: Callable[[TopicService], Coroutine[Any, Any, Any]],
 ) -> None:
-    """Each takes the locks of all partitions. A third party, which holds one meanwhile, lets either begin."""
-    partitions = 11  # by name, partition 10 comes before partition 2
+    """Each takes the locks of all partitions. A third task, which holds one of them meanwhile, lets both begin."""
+    partitions = 11  # sorted by name, partition 10 comes before partition 2
     async with broker_inside(tmp_path) as inside:
         service = inside.service
         await creation.create_partitioned(service.opener, NAME, partitions, {})
@@ -116,7 +116,7 @@ async def test_two_deletions_do_not_wait_for_each_other(
 async def test_a_topic_that_is_deleted_while_it_grows_leaves_no_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who made the topic anew got the subscriptions of the deleted one, in some of its partitions."""
+    """Otherwise a recreated topic had the deleted one's subscriptions in some of its partitions."""
     async with broker_inside(tmp_path) as inside:
         service = inside.service
         waiting = watch_locks(service, monkeypatch)
@@ -141,7 +141,7 @@ async def test_a_topic_that_is_deleted_while_it_grows_leaves_no_partition(
         assert await subscriptions_if_made_again(service, 4) == []
 
 
-async def test_growth_that_fails_leaves_no_partition_beyond_the_number(
+async def test_failed_growth_leaves_no_partition_beyond_the_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with broker_inside(tmp_path) as inside:
@@ -164,8 +164,8 @@ async def test_growth_that_fails_leaves_no_partition_beyond_the_number(
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["here", "elsewhere"])
-async def test_partitions_that_a_broken_growth_left_go_with_their_topic(tmp_path: Path, told: bool) -> None:
-    """A broker died after it had made partitions and before the topic had their number."""
+async def test_partitions_left_by_a_broken_growth_are_deleted_with_their_topic(tmp_path: Path, told: bool) -> None:
+    """A broker died after it created partitions and before the topic recorded their number."""
     async with broker_inside(tmp_path) as inside:
         service = inside.service
         await subscribed(service, 2)
@@ -179,8 +179,8 @@ async def test_partitions_that_a_broken_growth_left_go_with_their_topic(tmp_path
 async def test_partitions_that_a_link_deletes_meanwhile_do_not_fail_a_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replicators tell of the same deletion, partition by partition, while the request that tells of the whole topic is
-    being carried out: what is gone already is no reason to refuse it."""
+    """Replicators report the same deletion partition by partition while the request for the whole topic is
+    being carried out: partitions already gone are no reason to refuse it."""
     async with broker_inside(tmp_path) as inside:
         service = inside.service
         await subscribed(service, 3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic that cannot be served for a moment: official clients get what they asked for, without their time-out."""
+"""A topic that cannot be served for a moment: official clients get what they asked for before they time out."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TIMES = 3
 
 
 @pytest.mark.parametrize("asked", ["producer", "consumer", "reader"])
-async def test_clients_come_in_once_the_topic_is_served_again(
+async def test_clients_get_in_once_the_topic_is_served_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    """C++ clients try PRODUCER again by themselves, and SUBSCRIBE never."""
+    """C++ clients retry PRODUCER by themselves, and SUBSCRIBE never."""
     async with broker_inside(tmp_path) as inside:
         opener = inside.service.opener
         serve, refused = opener.served, list[str]()

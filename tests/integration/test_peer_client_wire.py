@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's side of the protocol on a real socket, against a server that does what each test needs."""
+"""The client side of the protocol on a real socket, against a server scripted by each test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def connect(server: ToyServer, options: ClientOptions | None = None, **cal
     return await PulsarClientConnection.connect(server.url, options, **callbacks)
 
 
-async def test_a_peer_says_so_and_keeps_its_secret() -> None:
+async def test_a_peer_identifies_itself_and_keeps_its_secret() -> None:
     async with toy_server() as server:
         connection = await connect(server, as_region("here", "there"))
         (said,) = [command.message for command in server.of(T.CONNECT)]
@@ -52,7 +52,7 @@ async def test_a_peer_says_so_and_keeps_its_secret() -> None:
         await connection.close()
 
 
-async def test_nobody_listens_and_turned_away() -> None:
+async def test_refused_connections_and_rejected_clients() -> None:
     async with toy_server() as server:
         url = server.url
         server.answers[T.CONNECT] = lambda connection, _: connection.transport.write(
@@ -67,7 +67,7 @@ async def test_nobody_listens_and_turned_away() -> None:
         await PulsarClientConnection.connect(url)
 
 
-async def test_of_several_addresses_the_one_that_answers_counts() -> None:
+async def test_of_several_addresses_the_one_that_answers_is_used() -> None:
     async with toy_server() as gone:
         dead = gone.port
     async with toy_server() as server:
@@ -76,7 +76,7 @@ async def test_of_several_addresses_the_one_that_answers_counts() -> None:
         await connection.close()
 
 
-async def test_an_attempt_that_is_cancelled_as_it_connects_leaves_no_error_behind() -> None:
+async def test_an_attempt_cancelled_while_connecting_leaves_no_error_behind() -> None:
     left: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: left.append(context))
@@ -130,13 +130,13 @@ async def test_refusals_carry_their_code_and_disturb_nothing_else() -> None:
         await connection.close()
 
 
-async def test_a_request_nobody_answers_times_out_and_leaves_nothing_behind() -> None:
+async def test_an_unanswered_request_times_out_and_leaves_nothing_behind() -> None:
     async with toy_server() as server:
         del server.answers[T.PRODUCER]
         connection = await connect(server, ClientOptions(request_timeout=0.5))
         with pytest.raises(RequestTimedOut, match="PRODUCER"):
             await Producer.open(connection, TOPIC)
-        await server.until(lambda: bool(server.of(T.CLOSE_PRODUCER)))  # it may have come about over there
+        await server.until(lambda: bool(server.of(T.CLOSE_PRODUCER)))  # it may have taken effect on the other side
         await connection.close()
 
 
@@ -194,7 +194,7 @@ async def test_a_ping_is_answered() -> None:
 
 
 @pytest.mark.parametrize("junk", [b"\xff" * 64, struct.pack(">II", 8, 4) + b"\xff\xff\xff\xff"])
-async def test_junk_ends_the_connection_and_names_the_culprit(junk: bytes) -> None:
+async def test_invalid_bytes_end_the_connection_and_name_the_peer(junk: bytes) -> None:
     async with toy_server() as server:
         connection = await connect(server)
         server.connections[0].transport.write(encode.PING + junk)

@@ -34,7 +34,7 @@ from support.protocol.raw_connection import RawConnection, T
 
 
 class FalseRegion:
-    """Listens where a region should be, and answers CONNECT as it is told."""
+    """Listens at a region's address, and answers CONNECT as the test says."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -62,7 +62,7 @@ class FalseRegion:
 
 @pytest.fixture(scope="module")
 def east(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker that is told that region ``false`` is where the test listens."""
+    """A broker configured with the test's listener as region ``false``."""
     directory = tmp_path_factory.mktemp("handshake")
     port, admin, false, false_admin = (free_port() for _ in range(4))
     listed = [
@@ -120,15 +120,15 @@ async def test_a_false_region_learns_nothing(east: BrokerProcess, false: FalseRe
     connect = await asyncio.wait_for(false.connects.get(), 60)
     assert connect.auth_method_name == PEER_AUTH_METHOD
     again = await asyncio.wait_for(false.connects.get(), 60)
-    assert connect.auth_data != again.auth_data, "each opening has a nonce of its own"
+    assert connect.auth_data != again.auth_data, "each handshake has its own nonce"
     assert SECRET not in false.heard
-    assert false.more.empty(), "nothing follows the opening"
+    assert false.more.empty(), "nothing follows the first message"
     status = {one["name"]: one for one in east.http("GET", "/meridian/v1/regions").json["regions"]}
     assert status["false"]["progress"]["connected"] is False
 
 
 async def test_a_replayed_handshake_is_refused(east: BrokerProcess) -> None:
-    """Everything that a peer said, said again word for word."""
+    """Everything a peer sent is sent again, byte for byte."""
     recorded: list[bytes] = []
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -218,7 +218,7 @@ async def test_a_region_speaks_for_itself_alone(east: BrokerProcess) -> None:
 
 
 class Deaf:
-    """A producer that hears nothing."""
+    """A producer that receives nothing."""
 
     def receipt(self, receipt: pb.CommandSendReceipt) -> None: ...
 
@@ -231,10 +231,10 @@ TOPIC = "/admin/v2/persistent/public/default/asked"
 
 
 @pytest.mark.parametrize("status", [200, 401, 404])
-async def test_a_false_region_that_is_asked_learns_nothing_and_is_not_believed(
+async def test_a_false_region_that_is_called_learns_nothing_and_is_not_believed(
     east: BrokerProcess, status: int
 ) -> None:
-    """A deletion asks the other regions first who uses the topic there."""
+    """A deletion first asks the other regions who uses the topic there."""
     asked: list[tuple[str, str, bytes]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -262,7 +262,7 @@ async def test_a_false_region_that_is_asked_learns_nothing_and_is_not_believed(
         assert SECRET.decode() not in headers
 
 
-async def test_a_call_is_taken_once_and_as_it_was_said(east: BrokerProcess) -> None:
+async def test_a_call_is_accepted_once_and_only_unaltered(east: BrokerProcess) -> None:
     one = identity("south")
     caller = Caller(one.region, "east", one.secrets, one.random)
     path = f"{TOPIC}/stats"
@@ -285,7 +285,7 @@ async def test_a_call_is_taken_once_and_as_it_was_said(east: BrokerProcess) -> N
         assert say(noise).status == 401
 
 
-async def test_a_call_survives_the_restart_of_the_region_that_it_is_for(east: BrokerProcess) -> None:
+async def test_a_call_survives_a_restart_of_the_called_region(east: BrokerProcess) -> None:
     calls = calls_as("south", east.admin_url)
     for _ in range(2):
         status, _ = await calls.ask("east", "GET", "/admin/v2/persistent/public/default/none/stats", seconds=30)
@@ -301,7 +301,7 @@ async def test_a_call_with_another_secret_is_refused(east: BrokerProcess) -> Non
         )
 
 
-async def test_a_link_ends_when_the_secret_that_it_proved_is_removed(east: BrokerProcess) -> None:
+async def test_a_link_ends_when_the_secret_it_used_is_removed(east: BrokerProcess) -> None:
     secrets = [b"the secret that is about to come" * 2, SECRET]
     options = peer_options(PeerIdentity("north", lambda: tuple(secrets), os.urandom)).towards("east")
     connection = await PulsarClientConnection.connect(east.service_url, replace(options, keep_alive=0.05))
@@ -311,7 +311,7 @@ async def test_a_link_ends_when_the_secret_that_it_proved_is_removed(east: Broke
     await connection.close()
 
 
-def test_regions_with_different_secrets_say_so(tmp_path: Path) -> None:
+def test_regions_with_different_secrets_report_it(tmp_path: Path) -> None:
     ports = {name: (free_port(), free_port()) for name in ("left", "right")}
     listed = [
         {"name": name, "service_url": f"pulsar://127.0.0.1:{port}", "admin_url": f"http://127.0.0.1:{admin}"}

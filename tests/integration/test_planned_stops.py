@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An unload, a drain and a consumer's close lose no acknowledgement that the broker has taken (R20)."""
+"""An unload, a drain and a consumer's close lose no acknowledgement that the broker has received (R20)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Client:
         return stored
 
     async def acknowledge(self, *places: Position) -> None:
-        """The broker has taken it when this returns."""
+        """The broker has received it when this returns."""
         said = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual)
         for place in places:
             said.message_id.add(ledgerId=place.ledger, entryId=place.entry)
@@ -94,14 +94,14 @@ async def opened(inside: BrokerProcess) -> Topic:
 
 
 async def acked(directory: Path, places: list[Position]) -> list[bool]:
-    """What the next life of the broker knows."""
+    """What the restarted broker knows as acknowledged."""
     async with broker_inside(directory, **SMALL_LEDGERS) as inside:
         progress = (await opened(inside)).subscriptions["sub"].cursor.progress
         return [progress.is_acked("inside", place) for place in places]
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> tuple[asyncio.Event, asyncio.Event]:
-    """Reads of this kind wait. The first event: one was asked for; the second lets them go."""
+    """Reads of this kind wait. The first event is set when one was requested; setting the second lets them go."""
     read: Callable[..., Awaitable[Any]] = getattr(owner, method)
     asked, ready = asyncio.Event(), asyncio.Event()
 
@@ -115,7 +115,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> tuple[asy
 
 
 async def acknowledging(client: Client, position: Position, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Acknowledge an entry that has to be looked up; the event lets the look-up go."""
+    """Acknowledge an entry that has to be looked up; setting the event lets the look-up proceed."""
     asked, ready = slow(monkeypatch, LocalReader, "read")
     await client.acknowledge(position)
     await asked.wait()
@@ -123,7 +123,7 @@ async def acknowledging(client: Client, position: Position, monkeypatch: pytest.
 
 
 async def let_go_during(stop: Awaitable[None], ready: asyncio.Event) -> None:
-    """The stop has begun when the reads go on; wait until it has ended."""
+    """Let the reads go on once the stop has begun, and wait until it has ended."""
     stopping = asyncio.ensure_future(stop)
     await asyncio.sleep(0)
     ready.set()
@@ -131,7 +131,7 @@ async def let_go_during(stop: Awaitable[None], ready: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize("stop", [unload, drain])
-async def test_the_first_acknowledgements_after_a_start_outlive_a_planned_stop(
+async def test_the_first_acknowledgements_after_a_start_survive_a_planned_stop(
     tmp_path: Path, stop: Callable[[BrokerProcess], Awaitable[None]]
 ) -> None:
     stored = await published(tmp_path, 3)
@@ -144,7 +144,7 @@ async def test_the_first_acknowledgements_after_a_start_outlive_a_planned_stop(
 
 
 @pytest.mark.parametrize("stop", [unload, drain])
-async def test_a_planned_stop_waits_for_acknowledged_entries_that_are_looked_up(
+async def test_a_planned_stop_waits_for_look_ups_of_acknowledged_entries(
     tmp_path: Path, stop: Callable[[BrokerProcess], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = await published(tmp_path, 10)
@@ -157,7 +157,7 @@ async def test_a_planned_stop_waits_for_acknowledged_entries_that_are_looked_up(
     assert await acked(tmp_path, stored[4:7]) == [False, True, False]
 
 
-async def test_a_close_is_answered_once_acknowledged_entries_were_looked_up(
+async def test_a_close_is_answered_after_look_ups_of_acknowledged_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = await published(tmp_path, 10)
@@ -193,7 +193,7 @@ async def test_a_planned_stop_waits_for_acknowledgements_of_a_compacted_view(
 
 
 @pytest.mark.parametrize("stop", [unload, drain])
-async def test_a_disk_that_hangs_does_not_hold_up_a_planned_stop_for_ever(
+async def test_a_disk_that_hangs_does_not_block_a_planned_stop_forever(
     tmp_path: Path, stop: Callable[[BrokerProcess], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = await published(tmp_path, 10)

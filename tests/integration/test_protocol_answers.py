@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command, in its right and its wrong ways, is answered as Apache Pulsar answers it.
+"""Every command, valid or not, is answered as Apache Pulsar answers it.
 
-``protocol_answers.txt`` holds what a Pulsar 4.2.4 was seen to answer, and the few places where this broker differs on
+``protocol_answers.txt`` holds the answers recorded from Pulsar 4.2.4, and the few places where this broker differs on
 purpose, each with its reason. With ``INTEROP_PULSAR_URL`` and ``INTEROP_PULSAR_ADMIN_URL`` in the environment the same
-exchanges are had with the Pulsar that they name, so that the file can be compared with a newer one.
+exchanges run against that Pulsar, so that the file can be compared with a newer version.
 """
 
 from __future__ import annotations

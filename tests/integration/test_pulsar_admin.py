@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a region of Apache Pulsar is asked about its deduplication."""
+"""What an Apache Pulsar region is asked about its deduplication."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_NAMESPACE = "GET /admin/v2/namespaces/shop/orders/deduplication"
         ({OF_TOPIC: (200, "perhaps")}, None),
     ],
 )
-async def test_the_topic_says_or_else_its_namespace(answers: dict[str, Any], found: bool | None) -> None:
+async def test_the_topics_setting_counts_or_else_its_namespaces(answers: dict[str, Any], found: bool | None) -> None:
     with serving() as there:
         there.answers = answers
         admin = PulsarAdmin(lambda _: ("", there.url), lambda: b"secret", None)
@@ -34,15 +34,15 @@ async def test_the_topic_says_or_else_its_namespace(answers: dict[str, Any], fou
         assert there.tokens == {"Bearer secret"}
 
 
-async def test_topics_in_which_pulsar_keeps_its_own_state_are_not_asked_about() -> None:
-    """It never deduplicates them, whatever anybody sets."""
+async def test_pulsars_own_system_topics_are_not_asked_about() -> None:
+    """Pulsar never deduplicates them, whatever the policies say."""
     with serving() as there:
         admin = PulsarAdmin(lambda _: ("", there.url), None, None)
         assert await admin.drops_repeats("apache", "persistent://shop/orders/__change_events") is None
         assert not there.asked
 
 
-async def test_one_that_cannot_be_asked_is_an_error() -> None:
+async def test_an_unreachable_region_is_an_error() -> None:
     for place in None, ("pulsar://127.0.0.1:1", ""), ("", "http://127.0.0.1:1"):
         with pytest.raises(RemoteAdminFailed):
             await PulsarAdmin(lambda _, place=place: place, None, None).drops_repeats("apache", TOPIC)  # type: ignore[misc]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of publishing and dispatch, by policies and settings, as the real client and the wire feel them.
+"""Publish and dispatch rates, by policy and setting, seen through the real client and the wire.
 
-The clock decides here, so each test takes a burst far above the rate and measures that it took as long as it must.
+These tests depend on the clock, so each sends a burst far above the rate and checks that it took long enough.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.brokers.region_clients import PATIENCE_MS
 from support.protocol.raw_connection import RawConnection
 
 SETTINGS = {"brokerPublisherThrottlingMaxByteRate": "4000000", "keepAliveIntervalSeconds": "1"}
-"""Clients may publish 4 MB a second all together, and keep-alive is short."""
+"""Clients may publish 4 MB a second in total, and keep-alive is short."""
 
 T = pb.BaseCommand
 TOPICS = "/admin/v2/persistent/public/default"
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 
 def new_topic(broker: BrokerProcess, **policies: Any) -> str:
-    """A topic with these policies, once they hold."""
+    """A topic with these policies, once they are in force."""
     name = f"rates-{next(_numbers)}"
     assert broker.http("PUT", f"{TOPICS}/{name}").status == 204
     for policy, value in policies.items():
@@ -38,14 +38,14 @@ def new_topic(broker: BrokerProcess, **policies: Any) -> str:
 
 
 def settled(broker: BrokerProcess, topic: str, policy: str) -> None:
-    """An open topic follows its policies once a second; one that is opened, those that are known then."""
+    """An open topic applies its policies once a second; on opening, it applies those known then."""
     applied = f"{TOPICS}/{topic}/{policy}?applied=true"
     wait_until(lambda: broker.http("GET", applied).status == 200, "the policy to be known")
     assert broker.http("PUT", f"{TOPICS}/{topic}/unload").status == 204
 
 
-async def test_publishing_ahead_of_the_topics_rate_waits(broker: BrokerProcess) -> None:
-    """10 a second: 10 pass at once, and what a read brought with them; of 60 the last come 3 s later or more.
+async def test_publishing_above_the_topics_rate_waits(broker: BrokerProcess) -> None:
+    """10 a second: 10 pass at once, plus what came in the same read; the last of 60 come 3 s later or more.
 
     The connection is held meanwhile, longer than two keep-alive intervals, and so is its other producer; another
     connection is not.
@@ -62,7 +62,7 @@ async def test_publishing_ahead_of_the_topics_rate_waits(broker: BrokerProcess) 
         assert await held.receipt() == (number, True)
     held.send("b", 0, b"y", producer_id=2)
     waiting = asyncio.ensure_future(held.receipt())
-    other = await RawConnection.open(broker.port)  # only now: else it would not hear pings while the other one waits
+    other = await RawConnection.open(broker.port)  # only now: otherwise it would miss pings during the wait
     await other.producer(free, 1)
     other.send("c", 0, b"z")
     assert await other.receipt() == (0, True)
@@ -74,7 +74,7 @@ async def test_publishing_ahead_of_the_topics_rate_waits(broker: BrokerProcess) 
 
 
 def test_a_rate_of_bytes_over_all_topics(broker: BrokerProcess, client: pulsar.Client) -> None:
-    """4 MB a second for everybody: 10 MB to two topics take at least a second and a half."""
+    """4 MB a second in total: 10 MB to two topics take at least a second and a half."""
     producers = [client.create_producer(new_topic(broker), batching_enabled=False) for _ in range(2)]
     body = bytes(500_000)
     began = time.monotonic()
@@ -99,7 +99,7 @@ def test_a_rate_of_bytes_over_all_topics(broker: BrokerProcess, client: pulsar.C
 def test_dispatch_keeps_its_rate(
     broker: BrokerProcess, client: pulsar.Client, policy: str, kind: pulsar.ConsumerType
 ) -> None:
-    """20 a second: of 60 messages the last come two seconds after the first, and each comes once."""
+    """20 a second: the last of 60 messages come two seconds after the first, and each comes once."""
     rate = {"dispatchThrottlingRateInMsg": 20, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
     topic = new_topic(broker, **{policy: rate})
     settled(broker, topic, policy)
@@ -116,8 +116,8 @@ def test_dispatch_keeps_its_rate(
     producer.close()
 
 
-def test_a_namespaces_rate_and_its_end(broker: BrokerProcess, client: pulsar.Client) -> None:
-    """One a minute: the third message waits until the policy is taken away."""
+def test_a_namespaces_rate_applies_until_it_is_removed(broker: BrokerProcess, client: pulsar.Client) -> None:
+    """One a minute: the third message waits until the policy is removed."""
     rate = {"dispatchThrottlingRateInMsg": 1, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 60}
     assert broker.http("POST", f"{NS}/dispatchRate", rate).status == 204
     assert broker.http("GET", f"{NS}/dispatchRate").json == rate | {"relativeToPublishRate": False}
@@ -134,7 +134,7 @@ def test_a_namespaces_rate_and_its_end(broker: BrokerProcess, client: pulsar.Cli
     assert consumer.receive(PATIENCE_MS).data() == b"2"
 
 
-async def test_producers_that_do_not_encrypt_stay_outside(broker: BrokerProcess) -> None:
+async def test_producers_that_do_not_encrypt_are_refused(broker: BrokerProcess) -> None:
     namespace = "/admin/v2/namespaces/public/sealed"
     assert broker.http("PUT", namespace).status == 204
     assert broker.http("POST", f"{namespace}/encryptionRequired", True).status == 204
@@ -149,7 +149,7 @@ async def test_producers_that_do_not_encrypt_stay_outside(broker: BrokerProcess)
     await connection.close()
 
 
-async def test_a_rate_that_is_raised_ends_the_wait(broker: BrokerProcess) -> None:
+async def test_raising_the_rate_ends_the_wait(broker: BrokerProcess) -> None:
     rate = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
     topic = new_topic(broker, publishRate=rate)
     settled(broker, topic, "publishRate")

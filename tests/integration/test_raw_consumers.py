@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python client does not show of a consumer: receipts of acknowledgements, epochs, who is active, numbers."""
+"""What the Python client does not show: acknowledgement receipts, epochs, the active consumer, statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 class Client:
-    """A connection, with everything that was pushed to it."""
+    """A connection with everything that the broker pushed to it."""
 
     connection: PulsarClientConnection
 
@@ -37,7 +37,7 @@ class Client:
         self.pushed: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         self.receipts: asyncio.Queue[pb.CommandSendReceipt] = asyncio.Queue()
 
-    # as a consumer and a producer it hears:
+    # received as a consumer and a producer:
 
     def message(self, message: Message) -> None:
         self.messages.put_nowait(message)
@@ -68,7 +68,7 @@ class Client:
         return await self.connection.subscribe(command, self)
 
     async def publish(self, count: int, batch: int | None = None) -> None:
-        """:param batch: each is an entry of so many messages."""
+        """:param batch: messages per entry."""
         command = pb.CommandProducer(topic=self.topic, producer_id=0, request_id=0)
         made = await self.connection.open_producer(command, self)
         for number in range(count):
@@ -127,7 +127,7 @@ async def assert_quiet(queue: asyncio.Queue[Any]) -> None:
         await asyncio.wait_for(queue.get(), QUIET_SECONDS)
 
 
-async def test_an_acknowledgement_with_a_request_id_is_answered_and_lasts(
+async def test_an_acknowledgement_with_a_request_id_is_answered_and_durable(
     client: Client, broker: BrokerProcess
 ) -> None:
     consumer = await client.subscribe(SUBSCRIBE.Shared)
@@ -136,7 +136,7 @@ async def test_an_acknowledgement_with_a_request_id_is_answered_and_lasts(
     messages = await client.take(3)
     answer = await client.acknowledge(consumer, [messages[0].message_id, messages[2].message_id])
     assert (answer.consumer_id, answer.HasField("error")) == (consumer, False)
-    # Cumulative means nothing on a Shared subscription: answered, and nothing acknowledged.
+    # A cumulative one has no meaning on a Shared subscription: it is answered, and acknowledges nothing.
     answer = await client.acknowledge(consumer, [messages[1].message_id], kind=1)
     assert not answer.HasField("error")
     broker.kill()
@@ -164,7 +164,7 @@ async def test_an_acknowledgement_with_a_request_id_is_answered_and_lasts(
 async def test_r18_one_command_names_a_batch_more_than_once(
     client: Client, sets: list[int | None], left: int | None
 ) -> None:
-    """As C++ clients do that hold messages of a batch and of its redelivery: what any id acknowledges counts."""
+    """C++ clients do so when they hold messages of a batch and of its redelivery: each id's acknowledgement counts."""
     consumer = await client.subscribe(SUBSCRIBE.Shared)
     await client.publish(1, batch=4)
     client.flow(consumer, 10)
@@ -199,12 +199,12 @@ async def test_messages_after_a_redelivery_carry_the_consumers_new_epoch(client:
     assert [message.message_id for message in again] == [message.message_id for message in messages[2:]]
     assert [message.consumer_epoch for message in again] == [5] * 3
     assert all(message.redelivery_count == 0 for message in again)
-    await client.redeliver(consumer, 3)  # late: the client has a newer one already
+    await client.redeliver(consumer, 3)  # late: the client has a newer epoch already
     assert {message.consumer_epoch for message in await client.take(3)} == {5}
 
 
 @pytest.mark.parametrize("kind", [SUBSCRIBE.Shared, SUBSCRIBE.Key_Shared])
-async def test_ids_are_redelivered_one_by_one_and_counted_where_messages_are_shared(client: Client, kind: int) -> None:
+async def test_ids_are_redelivered_singly_and_counted_on_shared_subscriptions(client: Client, kind: int) -> None:
     consumer = await client.subscribe(kind)
     await client.publish(4)
     client.flow(consumer, 100)
@@ -218,7 +218,7 @@ async def test_ids_are_redelivered_one_by_one_and_counted_where_messages_are_sha
     assert counts == {0: 1, 1: 2, 2: 1, 3: 2}
 
 
-async def test_failover_consumers_hear_who_is_active(client: Client) -> None:
+async def test_failover_consumers_are_told_who_is_active(client: Client) -> None:
     kind = SUBSCRIBE.Failover
     second = await client.subscribe(kind, "m", priority_level=1)
     assert await client.becomes_active() == (second, True)
@@ -228,7 +228,7 @@ async def test_failover_consumers_hear_who_is_active(client: Client) -> None:
     heard = {await client.becomes_active() for _ in range(3)}
     assert heard == {(first, True), (second, False), (third, False)}
     await client.connection.close_consumer(third)
-    await assert_quiet(client.pushed)  # nothing changed for anybody
+    await assert_quiet(client.pushed)  # nothing changed for any consumer
     await client.publish(1)
     client.flow(second, 10)
     await assert_quiet(client.messages)
@@ -264,7 +264,7 @@ async def test_consumer_stats(client: Client) -> None:
 @pytest.mark.parametrize(
     "ranges", [[], [(5, 4)], [(0, 65536)], [(-1, 4)], [(0, 10), (10, 20)], [(n, n) for n in range(0, 4000, 2)]]
 )
-async def test_ranges_that_are_none_are_refused(client: Client, ranges: list[tuple[int, int]]) -> None:
+async def test_invalid_ranges_are_refused(client: Client, ranges: list[tuple[int, int]]) -> None:
     listed = [pb.IntRange(start=start, end=end) for start, end in ranges]
     meta = pb.KeySharedMeta(keySharedMode=pb.STICKY, hashRanges=listed)
     with pytest.raises(RequestRefused) as refused:
@@ -274,7 +274,7 @@ async def test_ranges_that_are_none_are_refused(client: Client, ranges: list[tup
     await client.subscribe(SUBSCRIBE.Key_Shared, keySharedMeta=good)
 
 
-async def test_a_deliver_time_no_clock_has_is_no_delay(client: Client) -> None:
+async def test_an_impossible_deliver_time_means_no_delay(client: Client) -> None:
     consumer = await client.subscribe(SUBSCRIBE.Shared)
     command = pb.CommandProducer(topic=client.topic, producer_id=0, request_id=0)
     made = await client.connection.open_producer(command, client)
@@ -290,8 +290,8 @@ async def test_a_deliver_time_no_clock_has_is_no_delay(client: Client) -> None:
 
 
 @pytest.mark.parametrize("kind", [SUBSCRIBE.Shared, SUBSCRIBE.Exclusive])
-async def test_r13_what_was_sent_before_a_rewind_cannot_be_acknowledged_after_it(client: Client, kind: int) -> None:
-    """A consumer that connects again by itself after somebody else's seek acknowledges what it still holds."""
+async def test_r13_messages_sent_before_a_rewind_cannot_be_acknowledged_after_it(client: Client, kind: int) -> None:
+    """After another client's seek, a consumer reconnects by itself and acknowledges what it still holds."""
     consumer = await client.subscribe(kind)
     await client.publish(4)
     client.flow(consumer, 10)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topic's metadata record says changes before memory does: a write that fails leaves everything as it was."""
+"""A topic's metadata record changes before its memory does: a failed write leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def away(*_: Any) -> None:
 
 @contextmanager
 def full_metadata(inside: BrokerProcess) -> Iterator[None]:
-    """The volume of the metadata has no room."""
+    """The metadata volume is full."""
 
     async def refused(*_: Any, **__: Any) -> Any:
         raise MetadataFull("the disk is full, nothing was written: free space")
@@ -76,7 +76,7 @@ def full_metadata(inside: BrokerProcess) -> Iterator[None]:
         yield
 
 
-async def test_a_view_that_cannot_be_deleted_stays_in_force_and_keeps_what_it_needs(
+async def test_a_view_that_cannot_be_deleted_stays_in_force_with_its_ledgers(
     inside: BrokerProcess, wire: RawConnection
 ) -> None:
     await put(wire, b"old")
@@ -122,7 +122,7 @@ async def test_no_compaction_begins_while_its_view_is_being_deleted(
     assert await read_compacted(topic) == [b"old"]
 
 
-async def test_an_epoch_that_was_not_recorded_fences_nobody(inside: BrokerProcess, wire: RawConnection) -> None:
+async def test_an_unrecorded_epoch_fences_nobody(inside: BrokerProcess, wire: RawConnection) -> None:
     first = await wire.producer(NAME, 1, producer_name="first", producer_access_mode=EXCLUSIVE)
     wire.close_producer(1)
     await wire.hear(T.SUCCESS)
@@ -140,7 +140,7 @@ async def test_an_epoch_that_was_not_recorded_fences_nobody(inside: BrokerProces
     assert again.topic_epoch == first.topic_epoch
 
 
-async def test_a_copy_counts_as_filled_once_that_is_on_record(
+async def test_a_copy_counts_as_filled_once_that_is_recorded(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await inside.service.opener.topic(parse(NAME), create=True)
@@ -157,7 +157,7 @@ async def test_a_copy_counts_as_filled_once_that_is_on_record(
     assert not topic.metadata.record.joining
 
 
-async def test_a_deletion_told_by_another_region_is_tried_again_when_the_log_has_failed(
+async def test_a_deletion_reported_by_another_region_is_retried_after_the_log_failed(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await inside.service.opener.topic(parse(NAME), create=True)
@@ -189,7 +189,7 @@ async def test_a_deletion_that_a_full_disk_refuses_disconnects_nobody(
         return begun
 
     with full_metadata(inside):
-        assert await delete() == [], "other regions hear of a deletion that is on record"
+        assert await delete() == [], "other regions are told of a recorded deletion"
     assert service.topics[str(one)] is topic
     wire.send("p", 0, b"while it was full", producer_id=1)
     assert await wire.receipt() == (0, True)
@@ -200,10 +200,10 @@ async def test_a_deletion_that_a_full_disk_refuses_disconnects_nobody(
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-async def test_a_deletion_in_another_region_closes_no_topic_while_metadata_are_full(
+async def test_a_deletion_in_another_region_closes_no_topic_while_metadata_is_full(
     inside: BrokerProcess, wire: RawConnection, is_kept: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A closed topic could not be opened again before there is room."""
+    """A closed topic could not be reopened until there is room."""
     opener = inside.service.opener
     await wire.producer(NAME, 1, producer_name="p")
     topic = inside.service.topics[NAME]
@@ -225,8 +225,8 @@ async def test_a_deletion_in_another_region_closes_no_topic_while_metadata_are_f
     assert kept == ([2] if is_kept else [])
 
 
-async def test_a_deletion_that_is_reported_again_while_it_is_followed_is_followed_once(inside: BrokerProcess) -> None:
-    """While metadata are full that takes seconds, and every attempt of a replicator reports it."""
+async def test_a_deletion_reported_again_while_it_is_carried_out_is_carried_out_once(inside: BrokerProcess) -> None:
+    """While metadata is full that takes seconds, and every attempt of a replicator reports it."""
     topic = await inside.service.opener.topic(parse(NAME), create=True)
     told, gate, followed = DeletionNotice("", {}, False), asyncio.Event(), list[DeletionNotice]()
 
@@ -245,10 +245,10 @@ async def test_a_deletion_that_is_reported_again_while_it_is_followed_is_followe
 
 
 @pytest.mark.parametrize("gives_way", [False, True])
-async def test_a_topic_of_the_other_kind_is_not_closed_while_metadata_are_full(
+async def test_a_topic_of_the_other_kind_is_not_closed_while_metadata_is_full(
     inside: BrokerProcess, wire: RawConnection, gives_way: bool
 ) -> None:
-    """It is deleted with the partitioned topic of its name, or gives way to one that was created earlier."""
+    """It is deleted with the partitioned topic of its name, or gives way to one created earlier."""
     name, opener = parse(NAME), inside.service.opener
     await wire.producer(NAME, 1, producer_name="p")
     topic = inside.service.topics[NAME]
@@ -274,11 +274,11 @@ async def test_a_topic_of_the_other_kind_is_not_closed_while_metadata_are_full(
     assert [one.log.entries for one in inside.service.topics.values() if one.is_quarantined] == [2]
 
 
-async def test_nobody_is_admitted_while_a_deletion_is_put_on_record(
+async def test_nobody_is_admitted_while_a_deletion_is_recorded(
     inside: BrokerProcess, wire: RawConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that the check did not see would get receipts for messages that are deleted. What those who are
-    connected publish meanwhile is part of the deletion, and other regions hear so."""
+    """A client that the check did not see would get receipts for messages that are deleted. What connected clients
+    publish meanwhile is part of the deletion, and other regions are told so."""
     topic = await inside.service.opener.topic(parse(NAME), create=True)
     assert topic.metadata is not None
     await wire.producer(NAME, 1, producer_name="p")
@@ -312,10 +312,10 @@ async def test_nobody_is_admitted_while_a_deletion_is_put_on_record(
 
 
 @pytest.mark.parametrize("is_on_record", [False, True])
-async def test_a_topic_whose_deletion_fails_is_opened_again_or_goes_by_itself(
+async def test_a_topic_whose_deletion_fails_is_reopened_or_deleted_by_itself(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch, is_on_record: bool
 ) -> None:
-    """Its replicators would wait for a client that asks for it."""
+    """Otherwise its replicators would wait until a client asks for it."""
 
     async def refused(*_: Any) -> None:
         raise LedgerError("the disk refused a write")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls to a region of several brokers: any of them may be asked, and sends the caller to the one that knows."""
+"""Calls to a region of several brokers: any broker may be asked, and redirects the caller to the one that knows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATH = "/admin/v2/persistent/t/n/topic/stats?x=1"
 
 @asynccontextmanager
 async def broker(life: int, answer: Answer, guarded: bool = True) -> AsyncIterator[str]:
-    """A broker of us-west, at this address."""
+    """A broker of us-west at this address."""
     app = web.Application(middlewares=[as_west] if guarded else [])
     app[GUARD] = Guard("us-west", bytes([life]) * 32, lambda: (SECRET,))
     app.router.add_route("*", "/{tail:.*}", answer)
@@ -44,18 +44,18 @@ def sends_to(base: str) -> Answer:
     return answer
 
 
-async def test_the_caller_is_sent_to_the_owner() -> None:
+async def test_the_caller_is_redirected_to_the_owner() -> None:
     async with broker(1, known) as owner, broker(2, sends_to(owner)) as other:
         calls = calls_as("us-east", other)
-        for _ in range(2):  # each of the two greets once
+        for _ in range(2):  # each of the two brokers is greeted once
             status, said = await calls.ask("us-west", "POST", PATH, {"a": 1}, seconds=30)
             assert (status, said) == (200, b'["POST", "' + PATH.encode() + b'", "{\\"a\\": 1}"]')
 
 
-async def test_where_it_is_sent_to_is_covered_by_the_proof() -> None:
+async def test_the_redirect_target_is_covered_by_the_proof() -> None:
     async def forged(request: web.Request) -> web.Response:
         answer = await sends_to(owner)(request)
-        answer.headers["Location"] = "http://127.0.0.1:1/elsewhere"  # as somebody on the way may write
+        answer.headers["Location"] = "http://127.0.0.1:1/elsewhere"  # as somebody in between might write
         return answer
 
     async with broker(1, known) as owner, broker(2, forged) as other:
@@ -66,7 +66,7 @@ async def test_where_it_is_sent_to_is_covered_by_the_proof() -> None:
             await calls_as("us-east", other).ask("us-west", "GET", PATH, seconds=30)
 
 
-async def test_owners_that_send_the_caller_back_and_forth_are_no_answer() -> None:
+async def test_a_redirect_loop_between_owners_is_an_error() -> None:
     async with AsyncExitStack() as stack:
         first: list[str] = []
 
@@ -89,7 +89,7 @@ async def test_a_region_has_several_addresses() -> None:
         await calls_as("us-east", both).ask("us-west", "GET", PATH, seconds=30)
 
 
-async def test_a_broker_of_several_passes_requests_on_in_its_own_region() -> None:
+async def test_one_of_several_brokers_passes_requests_on_within_its_region() -> None:
     def region_calls() -> RegionCalls:
         return RegionCalls(identity("us-west"), lambda _: None, None, now_ms)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics whose regions leave one out: nobody publishes there what reaches nobody; and regions that a topic can have."""
+"""Topics that leave a region out: clients may not publish there; and the regions that a topic can have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def namespace(regions: LinkedRegions, name: str, *clusters: str) -> None:
         assert answer.status == 204, answer.text
 
 
-def test_clients_are_refused_where_the_namespace_does_not_live(regions: LinkedRegions) -> None:
+def test_clients_are_refused_outside_the_namespaces_regions(regions: LinkedRegions) -> None:
     namespace(regions, "only-us", "us")
     with connected(regions.service_url("us")) as us, connected(regions.service_url("eu")) as eu:
         us.create_producer("public/only-us/t").close()
@@ -47,7 +47,7 @@ def test_clients_are_refused_where_the_namespace_does_not_live(regions: LinkedRe
         assert refused.status == 412
         assert "exists in us but not in eu" in refused.reason
         assert regions.http("eu", "GET", f"{TOPICS}/only-us").json == []
-        # Once the region is added its clients come in.
+        # Once the region is added, its clients are admitted.
         for region in REGIONS:
             assert regions.http(region, "POST", f"{NS}/only-us/replication", list(REGIONS)).status == 204
         wait_until(lambda: regions.http("eu", "GET", f"{LOOKUP}/only-us/t").status == 200, "eu to serve it")
@@ -56,13 +56,13 @@ def test_clients_are_refused_where_the_namespace_does_not_live(regions: LinkedRe
         assert consumer.receive(PATIENCE_MS).data() == b"1"
 
 
-def test_a_namespace_without_regions_is_this_ones(regions: LinkedRegions) -> None:
+def test_a_namespace_without_regions_belongs_to_this_region(regions: LinkedRegions) -> None:
     assert regions.http("eu", "PUT", f"{NS}/nowhere").status == 204
     with connected(regions.service_url("eu")) as eu:
         eu.create_producer("public/nowhere/t").close()
 
 
-def test_a_topic_gets_no_region_where_it_has_other_partitions(regions: LinkedRegions) -> None:
+def test_a_topic_gets_no_region_that_has_another_number_of_its_partitions(regions: LinkedRegions) -> None:
     namespace(regions, "apart", "us")
     assert regions.http("eu", "POST", f"{NS}/apart/replication", ["eu"]).status == 204
     for name, here, there, status in (
@@ -85,7 +85,7 @@ def test_a_topic_gets_no_region_where_it_has_other_partitions(regions: LinkedReg
             assert "with different partitions" in answer.reason
 
 
-def test_a_region_that_cannot_be_asked_is_not_added(regions: LinkedRegions) -> None:
+def test_an_unreachable_region_is_not_added(regions: LinkedRegions) -> None:
     namespace(regions, "alone", "us")
     assert regions.http("us", "PUT", f"{TOPICS}/alone/t").status == 204
     regions.kill_region("eu")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients do beside the plain case, on subscriptions that two regions share: each told once, with a switch to the
-other region while something is held. The plain cases, three regions and their failures are in ``tests/scenarios``.
+"""Less common client behaviour on subscriptions that two regions share: each case once, with a switch to the
+other region while messages are held. Plain cases, three regions and their failures are in ``tests/scenarios``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sticky(low: int, high: int) -> pulsar.ConsumerKeySharedPolicy:
 
 
 def admin(regions: RegionsProcess, region: str, topic: str, what: str, method: str = "POST", body: Any = ...) -> None:
-    """One request about a topic."""
+    """One admin request about a topic."""
     answer = regions.http(region, method, f"{topic_path(topic)}/{what}", body)
     assert answer.status == 204, answer.text
 
@@ -53,10 +53,10 @@ def numbers(messages: list[pulsar.Message]) -> list[int]:
     return sorted(int(message.data()) for message in messages)
 
 
-def test_r13_what_was_not_sent_again_is_not_acknowledged(
+def test_r13_messages_not_redelivered_after_a_rewind_are_not_acknowledged(
     regions: RegionsProcess, clients: dict[str, pulsar.Client]
 ) -> None:
-    """Two consumers share the keys. After a rewind one comes back; the messages of the other wait, and copies that it
+    """Two consumers share the keys. After a rewind one comes back; the other's messages wait, and copies that it
     got before the rewind are acknowledged."""
     topic = new_topic("r13")
     east, west = clients[EAST], clients[WEST]
@@ -91,10 +91,10 @@ def test_r13_what_was_not_sent_again_is_not_acknowledged(
     there.close()
 
 
-def test_r12_a_seek_by_time_rules_by_publish_time_everywhere(
+def test_r12_a_seek_by_time_goes_by_publish_time_everywhere(
     regions: RegionsProcess, clients: dict[str, pulsar.Client]
 ) -> None:
-    """Over REST in one region, by a client in the other: each time what was published since comes again, in both."""
+    """Over REST in one region, and by a client in the other: what was published since then comes again in both."""
     topic = new_topic("r12-time")
     east, west = clients[EAST], clients[WEST]
     here = subscribe(east, topic)
@@ -121,8 +121,8 @@ def test_r12_a_seek_by_time_rules_by_publish_time_everywhere(
         wait_for_backlog(regions, region, topic, 0)
 
 
-def test_r12_a_seek_by_time_rules_what_the_region_has_never_seen(regions: RegionsProcess) -> None:
-    """The west publishes and acknowledges while the east is down, and dies before it can tell. Then the east goes back
+def test_r12_a_seek_by_time_applies_to_messages_the_region_has_never_seen(regions: RegionsProcess) -> None:
+    """The west publishes and acknowledges while the east is down, and dies before it can tell. Then the east seeks back
     to before that: when the west returns, what it acknowledged is owed again in both."""
     topic = new_topic("r12-unseen")
     with client(regions, EAST) as east, client(regions, WEST) as west:
@@ -229,7 +229,7 @@ def test_r18_a_cumulative_acknowledgement_into_a_batch(
 def test_r15_new_partitions_are_owed_from_their_first_message_everywhere(
     regions: RegionsProcess, clients: dict[str, pulsar.Client]
 ) -> None:
-    """Nobody consumes in the west when the topic grows in the east, and what is published at once is not missed."""
+    """The topic grows in the east while nobody consumes in the west: messages published at once are not missed."""
     topic = new_topic("growing")
     admin(regions, EAST, topic, "partitions", "PUT", 2)
     here = subscribe(clients[EAST], topic, initial=LATEST)
@@ -250,8 +250,8 @@ def test_r15_new_partitions_are_owed_from_their_first_message_everywhere(
 
 
 def test_dead_letters_follow_their_topic(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
-    """The copy is published and replicated as any message, also of a message that came from the other region; counts of
-    redelivery begin anew there."""
+    """A dead letter is published and replicated like any message, even if the original came from the other region;
+    redelivery counts start over there."""
     topic = new_topic("dead-letters")
     dead = f"{topic}-s-DLQ"
     east, west = clients[EAST], clients[WEST]

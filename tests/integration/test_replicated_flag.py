@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""R17: replication of a subscription is switched on and off, and whoever does it is told what each region will skip.
-Three real regions; the same by the command line."""
+"""R17: a subscription's replication is switched on and off, and the answer says what each region will skip.
+Three real regions; the same through the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mode(regions: RegionsProcess, region: str, topic: str, **wanted: Any) -> Htt
 
 
 def alone(regions: RegionsProcess, name: str, acked: dict[str, tuple[int, ...]]) -> str:
-    """A topic of ten messages with a subscription in each region that the others know nothing of."""
+    """A topic of ten messages with a separate, unreplicated subscription in each region."""
     topic = new_topic(name)
     with client(regions, US) as us:
         publish(us, topic, numbered(range(10)))
@@ -52,7 +52,7 @@ def alone(regions: RegionsProcess, name: str, acked: dict[str, tuple[int, ...]])
 
 
 def owed(regions: RegionsProcess, topic: str, numbers: range | set[int]) -> None:
-    """In every region the same messages are left, and nothing else."""
+    """Exactly these messages are left in every region."""
     for region in REGIONS:
         wait_for_backlog(regions, region, topic, len(numbers))
     with client(regions, AP) as ap:
@@ -62,9 +62,9 @@ def owed(regions: RegionsProcess, topic: str, numbers: range | set[int]) -> None
         consumer.close()
 
 
-def test_on_unites_and_says_what_each_region_skips(regions: RegionsProcess) -> None:
+def test_switching_on_merges_progress_and_says_what_each_region_skips(regions: RegionsProcess) -> None:
     topic = alone(regions, "unites", {US: (0, 1, 2), EU: (2, 3), AP: ()})
-    assert mode(regions, EU, topic, replicated=True, dryrun=True).status == 412, "a slip must not make it happen"
+    assert mode(regions, EU, topic, replicated=True, dryrun=True).status == 412, "a typo must not switch it on"
     dry = mode(regions, EU, topic, replicated=True, dryRun=True).json
     expected = {US: {"skips": 1, "again": 0}, EU: {"skips": 2, "again": 0}, AP: {"skips": 4, "again": 0}}
     assert (dry["done"], dry["regions"]) == (False, expected)
@@ -82,7 +82,7 @@ def test_on_unites_and_says_what_each_region_skips(regions: RegionsProcess) -> N
     done = meridian_text(*line, "--json")
     assert json.loads(done.stdout)["regions"] == expected
     owed(regions, topic, set(range(4, 10)))
-    # Off and on again: what each did meanwhile is united once more.
+    # Off and on again: what each region did meanwhile is merged once more.
     assert mode(regions, US, topic, replicated=False).json["done"]
 
     def is_off(region: str) -> bool:
@@ -101,7 +101,7 @@ def test_on_unites_and_says_what_each_region_skips(regions: RegionsProcess) -> N
         wait_for_backlog(regions, region, topic, 0)
 
 
-def test_one_regions_progress_is_taken_for_all(regions: RegionsProcess) -> None:
+def test_one_regions_progress_can_be_taken_for_all(regions: RegionsProcess) -> None:
     topic = alone(regions, "taken", {US: (0, 1, 2, 8), EU: (2, 3), AP: (9,)})
     dry = mode(regions, US, topic, **{"replicated": True, "from": EU, "dryRun": True}).json
     expected = {US: {"skips": 1, "again": 3}, EU: {"skips": 0, "again": 0}, AP: {"skips": 2, "again": 1}}
@@ -119,7 +119,7 @@ def test_one_regions_progress_is_taken_for_all(regions: RegionsProcess) -> None:
         wait_for_backlog(regions, region, topic, 0)
 
 
-def test_a_region_that_is_away_is_named_and_follows(regions: RegionsProcess) -> None:
+def test_a_region_that_is_down_is_named_and_catches_up(regions: RegionsProcess) -> None:
     topic = alone(regions, "away", {US: (0,), EU: (1,), AP: (2,)})
     regions.kill_region(AP)
     refused = mode(regions, US, topic, **{"replicated": True, "from": AP})
@@ -136,7 +136,7 @@ def test_a_region_that_is_away_is_named_and_follows(regions: RegionsProcess) -> 
         wait_for_backlog(regions, region, topic, 7)
 
 
-def test_a_region_that_hangs_is_named_before_anybody_gives_up_waiting(regions: RegionsProcess) -> None:
+def test_a_region_that_hangs_is_named_before_the_caller_times_out(regions: RegionsProcess) -> None:
     topic = alone(regions, "hangs", {US: (0,), EU: (1,), AP: (2,)})
     regions.pause_region(AP)
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An operator drops what waits for a region that is away: space is given back, and when the region returns it gets
-only what follows, also after a restart of the sender. Regions in this process, asked over HTTP."""
+"""An administrator drops the backlog for a region that is down: space is freed, and when the region returns it gets
+only what follows, even after a restart of the sender. In-process regions, called over HTTP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def give_back(region: Region) -> None:
 
 
 async def texts(region: Region) -> list[bytes]:
-    """Everything stored in the region, in order."""
+    """The payloads of everything stored in the region, in order."""
     connection = await region.connect()
     reader = await Consumer.subscribe(connection, TOPIC, "reader", replicated=False)
     found = [payload for _ in range(region.stored(TOPIC)) for payload in (await reader.receive()).payloads]
@@ -54,7 +54,7 @@ def numbers(*ranges: range) -> list[bytes]:
     return [b"%d" % number for one in ranges for number in one]
 
 
-async def test_the_backlog_of_a_region_that_is_away_is_dropped(tmp_path: Path) -> None:
+async def test_the_backlog_of_a_region_that_is_down_is_dropped(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, eu):
         await us.publish(TOPIC, 0, 3)
         await until(lambda: eu.stored(TOPIC) == 3)
@@ -63,7 +63,7 @@ async def test_the_backlog_of_a_region_that_is_away_is_dropped(tmp_path: Path) -
         await until(lambda: us.process.runner.status(TOPIC)["eu"].connected is False)
         assert await backlog(us) == 4
         await give_back(us)
-        assert us.stored(TOPIC) == 7, "it waits for eu"
+        assert us.stored(TOPIC) == 7, "the backlog waits for eu"
         assert await ask(us, "POST", f"{CURSOR}/skip_all") == (204, None)
         assert await backlog(us) == 0
         await give_back(us)
@@ -82,8 +82,8 @@ async def test_the_backlog_of_a_region_that_is_away_is_dropped(tmp_path: Path) -
         assert (status.hold, (await opened(eu)).gaps.open()) == (None, [])
 
 
-async def test_a_sender_that_has_not_heard_of_the_region_since_its_start_keeps_what_was_skipped(tmp_path: Path) -> None:
-    """Skipped, started anew, skipped further while the region is still away; nothing was given back in between."""
+async def test_a_restarted_sender_that_has_not_reached_the_region_keeps_what_was_skipped(tmp_path: Path) -> None:
+    """Skip, restart, skip further while the region is still down; no space was freed in between."""
     async with regions(tmp_path, "us", "eu") as (us, eu):
         await Consumer.subscribe(await us.connect(), TOPIC, "keeping", replicated=False)
         await us.publish(TOPIC, 0, 3)
@@ -128,12 +128,12 @@ async def test_a_region_that_asks_for_what_was_skipped_does_not_get_it(tmp_path:
         want = Want(TOPIC, "", "us", last, LATEST)
         assert await given("eu", want) == (2, True)
         assert await given("ap", want) == (4, True), "it was skipped for eu"
-        assert await given("eu", want._replace(after=EARLIEST)) == (7, True), "it lost what it had"
+        assert await given("eu", want._replace(after=EARLIEST)) == (7, True), "it lost what it had stored"
         assert (await ask(us, "POST", f"{CURSOR}/skip_all"))[0] == 204
         assert await given("eu", want) == (0, True)
 
 
-async def test_what_is_older_is_skipped(tmp_path: Path) -> None:
+async def test_entries_older_than_a_given_age_are_skipped(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, eu):
         await us.publish(TOPIC, 0, 3)
         await until(lambda: eu.stored(TOPIC) == 3)
@@ -156,7 +156,7 @@ async def test_what_is_older_is_skipped(tmp_path: Path) -> None:
         assert await texts(eu) == numbers(range(3), range(7, 8))
 
 
-async def test_a_region_the_topic_is_not_replicated_to_has_no_cursor(tmp_path: Path) -> None:
+async def test_a_region_to_which_the_topic_is_not_replicated_has_no_cursor(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, _):
         await us.publish(TOPIC, 0, 1)
         for name in ("pulsar.repl.ap", "pulsar.repl.us", "pulsar.repl."):

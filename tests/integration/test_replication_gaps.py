@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""R4: entries trimmed behind a region that was away are fetched from a third one; those that nobody has are a gap at
-which replication stands still, with a sentence, until a person accepts it, or passes over when nobody there is owed
-them. Three regions in this process."""
+"""R4: entries trimmed before a region that was down got them come from a third region; those that none has are a gap at
+which replication stops, with an explanation, until an administrator accepts it; it is skipped if nobody is owed
+them. Three in-process regions."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ async def ask(region: Region, method: str, path: str, body: object = None) -> tu
 
 
 async def lose(region: Region) -> None:
-    """Everything stored so far is gone from the region's disk, whoever still needs it."""
+    """Delete everything stored so far from the region's disk, whoever still needs it."""
     log = topic_of(region).log
     await log.roll()
     await log.trim(log.last_confirmed, 0, None)
 
 
 async def behind(us: Region, eu: Region, ap: Region) -> Consumer:
-    """``eu`` has five messages, is away while five more come, and the first ten are lost in ``us``. A consumer of
+    """``eu`` has five messages, is down while five more come, and the first ten are lost in ``us``. A consumer of
     ``ap`` keeps them there."""
     await us.publish(TOPIC, 0, 5)
     keeping = await Consumer.subscribe(await ap.connect(), TOPIC, "keeping")
@@ -74,7 +74,7 @@ async def test_a_third_region_fills_the_gap(tmp_path: Path) -> None:
         await until(lambda: us.process.runner.status(TOPIC)["eu"].hold is None)
 
 
-async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path) -> None:
+async def test_entries_that_no_region_has_are_a_gap_until_it_is_accepted(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu", "ap") as (us, eu, ap):
         await behind(us, eu, ap)
         await lose(ap)
@@ -107,7 +107,7 @@ async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path
         assert (await ask(eu, "POST", f"{GAPS}/accept", wanted | {"upto": str(last)}))[0] == 412
         assert (await ask(eu, "POST", f"{GAPS}/accept", wanted | {"origin": "ap"}))[0] == 404
         assert (await ask(eu, "POST", f"{GAPS}/accept", {"origin": "us"}))[0] == 412
-        assert eu.stored(TOPIC) == 5, "nothing was skipped in silence"
+        assert eu.stored(TOPIC) == 5, "nothing was skipped silently"
         line = ["topics", "accept-gap", TOPIC, "--origin", "us", "--up-to", gap["upto"], "--url", eu.admin_url]
         told = await asyncio.to_thread(meridian_text, *line)
         assert told.returncode == 0, told.stderr
@@ -153,8 +153,8 @@ async def test_an_accepted_gap_survives_a_restart(tmp_path: Path) -> None:
         assert topic.log.last_origin["us"] > gap.upto
 
 
-async def test_what_nobody_has_and_nobody_is_owed_is_passed_over(tmp_path: Path) -> None:
-    """A subscription that is shared acknowledged it elsewhere, while the region was away; nobody has to say so."""
+async def test_entries_that_no_region_has_and_nobody_is_owed_are_skipped(tmp_path: Path) -> None:
+    """A replicated subscription acknowledged them elsewhere while the region was down; no command is needed."""
     async with regions(tmp_path, "us", "eu") as (us, eu):
         reading = await Consumer.subscribe(await us.connect(), TOPIC, "shared", replicated=True)
         await us.publish(TOPIC, 0, 3)
@@ -172,5 +172,5 @@ async def test_what_nobody_has_and_nobody_is_owed_is_passed_over(tmp_path: Path)
         (accepted,) = found["accepted"]
         assert (found["missing"], accepted["origin"]) == ([], "us")
         assert accepted["by"] == "the broker (owed to no subscription)"
-        assert topic_of(eu).subscriptions["shared"].cursor.dropped is None, "nothing was lost to anybody"
+        assert topic_of(eu).subscriptions["shared"].cursor.dropped is None, "nobody lost anything"
         await until(lambda: topic_of(eu).subscriptions["shared"].backlog() == 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking another region's REST for as many partitions as here: once, growing only, and without stepping on others."""
+"""Asking another region's REST API for as many partitions as here: once, growing only, undoing nobody's changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATH = "/admin/v2/persistent/tenant/ns/a%20topic/partitions"
 
 
 class Rest:
-    """The part of the admin REST that is asked here. ``count`` is the topic's; 0: there is none."""
+    """The part of the admin API that is used here. ``count`` is the topic's number of partitions; 0: no topic."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -67,7 +67,7 @@ async def rest() -> AsyncIterator[tuple[Rest, RemoteAdmin]]:
         await runner.cleanup()
 
 
-async def test_a_missing_topic_is_made_once_however_many_partitions_ask() -> None:
+async def test_a_missing_topic_is_created_once_however_many_partitions_ask() -> None:
     async with rest() as (one, admin):
         await asyncio.gather(*(admin.ensure_partitions("us-west", TOPIC, 8) for _ in range(8)))
         assert (one.count, one.asked) == (8, ["GET", "PUT"])
@@ -77,7 +77,7 @@ async def test_a_missing_topic_is_made_once_however_many_partitions_ask() -> Non
 
 
 @pytest.mark.parametrize("nonsense", [b"[" * 200_000, b'{"partitions": 1e999}', b"1" * 5000, b"\xff", b"[]"])
-async def test_an_answer_that_is_no_number_of_partitions_is_none(nonsense: bytes) -> None:
+async def test_an_answer_that_is_not_a_number_of_partitions_is_an_error(nonsense: bytes) -> None:
     async with rest() as (one, admin):
         one.nonsense = nonsense
         await admin.ensure_partitions("us-west", TOPIC, 8)
@@ -96,15 +96,15 @@ async def test_counts_grow_and_never_shrink() -> None:
 
 
 @pytest.mark.parametrize("theirs", [4, 2])
-async def test_another_region_may_be_quicker(theirs: int) -> None:
+async def test_another_region_may_create_it_first(theirs: int) -> None:
     async with rest() as (one, admin):
         one.taken_meanwhile = theirs
         await admin.ensure_partitions("us-west", TOPIC, 4)
         assert one.count == 4
 
 
-async def test_a_topic_that_was_deleted_there_is_not_made_again() -> None:
-    """R8: the remote is told which deletion we know of, and knows of a later one."""
+async def test_a_topic_that_was_deleted_there_is_not_recreated() -> None:
+    """R8: the request names the deletion we know of, and the remote knows of a later one."""
     async with rest() as (one, admin):
         one.deleted = True
         with pytest.raises(OtherDeletion, match=r"us-west knows of a later .*deleted since"):
@@ -112,9 +112,9 @@ async def test_a_topic_that_was_deleted_there_is_not_made_again() -> None:
         assert (one.count, one.asked, one.incarnations) == (0, ["GET"], ["5.0@us-east"])
 
 
-async def test_what_is_known_ends_with_the_connection_and_with_the_topic() -> None:
-    """A region that comes back may have been restored from an older copy, and what is made after a deletion is another
-    topic: each request says which."""
+async def test_knowledge_of_the_remote_ends_with_the_connection_and_with_the_topic() -> None:
+    """A region that returns may have been restored from an older copy, and what is created after a deletion is another
+    topic: each request says which one it means."""
     async with rest() as (one, admin):
         link = object()
         for _ in range(2):
@@ -128,7 +128,7 @@ async def test_what_is_known_ends_with_the_connection_and_with_the_topic() -> No
         assert one.incarnations[4:] == ["5.0@us-east"] * 2
 
 
-async def test_what_cannot_be_told_is_an_error_that_names_the_region() -> None:
+async def test_a_failed_request_is_an_error_that_names_the_region() -> None:
     async with rest() as (_, admin):
         with pytest.raises(RemoteAdminFailed, match="mars cannot be asked: it has no admin URL"):
             await admin.ensure_partitions("mars", TOPIC, 4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell around replicators and links: what it does when a region is away, refuses, moves a topic or is no peer."""
+"""The shell around replicators and links: what it does if a region is down, refuses, moves a topic or is no peer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIONS = peer_options(identity(LOCAL), ClientOptions(connect_timeout=30, reques
 
 
 class Source(LocalLog):
-    """A topic as replicators see it, over a log in memory."""
+    """A topic as replicators see it, over an in-memory log."""
 
     region = LOCAL
     incarnation = ""
@@ -105,7 +105,7 @@ class Source(LocalLog):
 
 
 class ToyRegion:
-    """Makes a toy server keep what replicators send, as R3 and R4 ask."""
+    """Makes a toy server store what replicators send, as R3 and R4 require."""
 
     def __init__(self, server: ToyServer) -> None:
         self.server = server
@@ -159,7 +159,7 @@ async def running(*servers: ToyServer) -> AsyncIterator[ReplicatorRunner]:
         yield runner
     finally:
         await runner.close()
-        assert asyncio.all_tasks() == {asyncio.current_task()}, "a task outlived its owner"
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "a task survived its owner"
 
 
 def state(runner: ReplicatorRunner, source: Source) -> ReplicatorStatus:
@@ -190,7 +190,7 @@ async def test_topics_share_one_connection_and_stop_leaves_nothing_behind() -> N
 
         for source in sources[1:]:
             runner.stop(source.name, REMOTE)
-        await server.until(lambda: not server.connections)  # nobody needs it any more
+        await server.until(lambda: not server.connections)  # no replicator needs it any more
 
 
 async def test_a_broken_connection_repeats_nothing() -> None:
@@ -207,7 +207,7 @@ async def test_a_broken_connection_repeats_nothing() -> None:
         assert state(runner, source).connections >= 5
 
 
-async def test_an_unreachable_region_is_named_and_reached_when_it_comes() -> None:
+async def test_an_unreachable_region_is_named_and_reached_once_it_is_up() -> None:
     async with toy_server() as server:
         region = ToyRegion(server)
         await server.close()
@@ -225,7 +225,7 @@ async def test_an_unreachable_region_is_named_and_reached_when_it_comes() -> Non
             assert state(runner, source).delay_ms == 0
 
 
-async def test_a_refused_send_starts_again_where_the_region_is() -> None:
+async def test_a_refused_send_restarts_where_the_region_is() -> None:
     async with toy_server() as server, running(server) as runner:
         region = ToyRegion(server)
         region.refuse_next = True
@@ -238,7 +238,7 @@ async def test_a_refused_send_starts_again_where_the_region_is() -> None:
         assert state(runner, source).hold is None
 
 
-async def test_a_gap_is_shown_and_heals_when_another_brings_the_rest() -> None:
+async def test_a_gap_is_shown_and_closes_when_another_region_brings_the_rest() -> None:
     async with toy_server() as server, running(server) as runner:
         region = ToyRegion(server)
         source = Source()
@@ -254,7 +254,7 @@ async def test_a_gap_is_shown_and_heals_when_another_brings_the_rest() -> None:
         assert state(runner, source).hold is None
 
 
-async def test_another_incarnation_waits_until_both_know_the_same() -> None:
+async def test_another_incarnation_waits_until_both_regions_agree_on_it() -> None:
     async with toy_server() as server, running(server) as runner:
         region = ToyRegion(server)
         region.incarnation = "9-us-west"
@@ -295,7 +295,7 @@ async def test_a_topic_served_by_another_broker_is_followed_there() -> None:
         assert region.stored[source.name] == source.wanted
 
 
-async def test_what_is_no_meridian_broker_gets_nothing_of_ours() -> None:
+async def test_a_server_that_is_not_a_meridian_broker_gets_nothing_of_ours() -> None:
     async with toy_server() as server, running(server) as runner:
         server.peer_version = 0
         source = Source()
@@ -305,7 +305,7 @@ async def test_what_is_no_meridian_broker_gets_nothing_of_ours() -> None:
         assert not server.of(T.PRODUCER)
 
 
-async def test_a_producer_closed_by_the_other_side_is_made_again() -> None:
+async def test_a_producer_closed_by_the_other_side_is_recreated() -> None:
     async with toy_server() as server, running(server) as runner:
         region = ToyRegion(server)
         source = Source()
@@ -370,7 +370,7 @@ async def test_peer_links_come_up_go_down_and_carry_commands_both_ways() -> None
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_waits_grow_to_their_limit_and_begin_anew() -> None:
+def test_waits_grow_to_their_limit_and_start_over() -> None:
     backoff = Backoff(lambda: 1.0, first=0.05, last=0.3)
     assert [round(backoff.next(), 3) for _ in range(5)] == [0.05, 0.1, 0.2, 0.3, 0.3]
     backoff.reset()

@@ -26,7 +26,7 @@ async def publish(region: Region, first: int, last: int, topic: str = TOPIC) -> 
 
 
 async def collect(region: Region, count: int, topic: str = TOPIC, subscription: str = "all") -> list[Delivery]:
-    """Everything the topic holds, from the start; waits until so many are there."""
+    """Everything the topic holds, from the start; waits until ``count`` messages are there."""
     connection = await region.connect()
     consumer = await Consumer.subscribe(connection, topic, subscription)
     async with asyncio.timeout(60):
@@ -55,7 +55,7 @@ def stored_entries(region: Region, topic: str = TOPIC) -> int:
     return region.process.service.topics[topic].log.entries
 
 
-async def test_order_origin_and_nothing_twice_across_restarts_of_either_side(tmp_path: Path) -> None:
+async def test_order_and_origin_hold_and_nothing_repeats_across_restarts_of_either_side(tmp_path: Path) -> None:
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         await publish(east, 0, 300)
         await caught_up(east, west)
@@ -73,12 +73,12 @@ async def test_order_origin_and_nothing_twice_across_restarts_of_either_side(tmp
         assert stored_entries(west) == 600
 
         await publish(east, 600, 700)
-        await east.stop()  # perhaps before all of it went over
+        await east.stop()  # perhaps before all of it was replicated
         await east.start()
         await caught_up(east, west)
         assert stored_entries(west) == 700
         assert numbers(await collect(west, 700, subscription="again")) == list(range(700))
-        assert stored_entries(east) == 700, "something came back to where it began"
+        assert stored_entries(east) == 700, "a message returned to its origin"
 
 
 async def test_both_directions_at_once(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ async def test_replicate_to_is_honoured(tmp_path: Path) -> None:
 
 
 async def test_a_replicator_keeps_its_rate(tmp_path: Path) -> None:
-    """20 a second: of 60 messages the last come two seconds after the first. A rate that is gone holds nobody up."""
+    """20 a second: the last of 60 messages come two seconds after the first. A removed rate delays nobody."""
     async with regions(tmp_path, "us-east", "us-west") as (east, west), aiohttp.ClientSession() as http:
         policy = f"{east.admin_url}/admin/v2/namespaces/public/default/replicatorDispatchRate"
         rate = {"dispatchThrottlingRateInMsg": 20, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
@@ -152,11 +152,11 @@ async def test_partitions_follow_and_grow(tmp_path: Path) -> None:
         assert await count() == 5
 
 
-async def test_schema_versions_are_the_receivers_own(tmp_path: Path) -> None:
+async def test_schema_versions_are_those_of_the_receiver(tmp_path: Path) -> None:
     first = pb.Schema(name="n", type=pb.Schema.String, schema_data=b"")
     second = pb.Schema(name="n", type=pb.Schema.Json, schema_data=b'{"type":"record","name":"F","fields":[]}')
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
-        for region in (east, west):  # a schema belongs to a topic that is there
+        for region in (east, west):  # a schema needs an existing topic
             await region.process.service.opener.topic(parse(TOPIC), create=True)
         for_west = await west.connect()
         await Producer.open(for_west, TOPIC)

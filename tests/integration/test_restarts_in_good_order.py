@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A planned restart: clients settle what is under way before the broker stops, and wait for the next one."""
+"""A planned restart: clients finish what is in flight before the broker stops, and wait for the next one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def publish(wire: RawConnection, number: int) -> Position:
 
 
 @pytest.mark.parametrize("kind", ["Shared", "Exclusive"])
-async def test_consumers_may_acknowledge_what_they_have_before_they_are_sent_away(
+async def test_consumers_may_acknowledge_what_they_hold_before_they_are_disconnected(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settling, "ACK_SECONDS", 30.0)
@@ -75,7 +75,7 @@ async def test_consumers_may_acknowledge_what_they_have_before_they_are_sent_awa
         assert [progress.is_acked("inside", one) for one in (first, second)] == [True, False]
 
 
-async def test_what_was_read_has_a_receipt_before_its_producer_is_sent_away(
+async def test_every_message_read_has_a_receipt_before_its_producer_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settling, "RECEIPT_SECONDS", 30.0)
@@ -96,7 +96,7 @@ async def test_what_was_read_has_a_receipt_before_its_producer_is_sent_away(
         await wire.close()
 
 
-async def test_a_topic_that_moves_stores_nothing_that_gets_no_receipt(
+async def test_a_topic_that_moves_stores_nothing_without_a_receipt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settling, "RECEIPT_SECONDS", 30.0)
@@ -136,7 +136,7 @@ def held_up(append: Any, durable: asyncio.Event) -> Any:
     return waiting
 
 
-async def test_who_connects_while_the_broker_starts_is_answered_once_it_serves(tmp_path: Path) -> None:
+async def test_a_client_of_a_starting_broker_is_answered_once_it_serves(tmp_path: Path) -> None:
     async with broker_inside(tmp_path) as inside:
         inside.gateway.ready = False
         wire = RawConnection(*await asyncio.open_connection("127.0.0.1", inside.settings.network.broker_service_port))
@@ -151,7 +151,7 @@ async def test_who_connects_while_the_broker_starts_is_answered_once_it_serves(t
         await wire.close()
 
 
-async def test_no_more_wait_for_a_start_than_may_connect(tmp_path: Path) -> None:
+async def test_no_more_clients_wait_for_a_start_than_may_connect(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, brokerMaxConnections=2) as inside:
         inside.gateway.ready = False
         port = inside.settings.network.broker_service_port
@@ -160,7 +160,7 @@ async def test_no_more_wait_for_a_start_than_may_connect(tmp_path: Path) -> None
             wire.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
             await until(lambda number=number: len(inside.gateway.waiting) == min(number + 1, 2))
         assert "is starting" in (await wires[2].hear(T.ERROR)).message
-        assert not inside.gateway.strangers, "those who wait keep nobody else from saying CONNECT"
+        assert not inside.gateway.strangers, "waiting clients keep nobody else from sending CONNECT"
         await wires[0].close()
         await until(lambda: len(inside.gateway.waiting) == 1)
         inside.gateway.admit()
@@ -169,7 +169,7 @@ async def test_no_more_wait_for_a_start_than_may_connect(tmp_path: Path) -> None
             await wire.close()
 
 
-async def test_ports_are_open_before_the_broker_is_there(tmp_path: Path) -> None:
+async def test_ports_are_open_before_the_broker_is_ready(tmp_path: Path) -> None:
     port = free_port()
     early = EarlyPorts("127.0.0.1", (port,))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -187,13 +187,13 @@ async def test_ports_are_open_before_the_broker_is_there(tmp_path: Path) -> None
     await wire.close()
 
 
-def test_a_port_that_is_taken_is_left_to_whoever_reports_it() -> None:
+def test_a_port_in_use_is_left_for_the_broker_to_report() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         early = EarlyPorts("127.0.0.1", (taken.getsockname()[1], 0))
         assert early.take("127.0.0.1", taken.getsockname()[1]) is None
 
 
-def test_those_who_wait_too_long_are_refused() -> None:
+def test_clients_that_wait_too_long_are_refused() -> None:
     port = free_port()
     early = EarlyPorts("127.0.0.1", (port,))
     with socket.create_connection(("127.0.0.1", port)) as waiting:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Space is given back once every subscription has a message and retention is over; never before."""
+"""Space is freed once every subscription has acknowledged and retention is over; never before."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def retain(broker: BrokerProcess, minutes: int, megabytes: int) -> None:
     assert broker.http("POST", "/admin/v2/namespaces/public/default/retention", policy).status == 204
 
 
-def test_ledgers_go_when_everybody_has_them_and_not_before(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_ledgers_are_deleted_once_everybody_acknowledged_them_and_not_before(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
     subscriptions = [client.subscribe("t", name) for name in ("one", "two")]
     publish(client, "t", 6 * ENTRIES_PER_LEDGER)
     assert len(ledgers(broker, "t")) >= 6
@@ -73,7 +75,7 @@ def test_retention_by_time_and_size_keeps_acknowledged_messages(broker: BrokerPr
         last = consumer.receive(PATIENCE_MS)
     consumer.acknowledge_cumulative(last)
     client.create_producer("other")
-    publish(client, "other", 4 * ENTRIES_PER_LEDGER)  # nobody subscribes, yet retention keeps it too
+    publish(client, "other", 4 * ENTRIES_PER_LEDGER)  # without a subscription retention keeps it too
     assert len(ledgers(broker, "other")) >= 4
     before = len(ledgers(broker, "kept"))
     reader = client.create_reader("kept", pulsar.MessageId.earliest)
@@ -83,8 +85,8 @@ def test_retention_by_time_and_size_keeps_acknowledged_messages(broker: BrokerPr
     wait_until(lambda: len(ledgers(broker, "other")) <= 1, "a topic without subscriptions to be emptied")
 
 
-def test_space_survives_a_restart_right(tmp_path: Path) -> None:
-    """What was trimmed stays trimmed, what was kept is there, and the chain of origins goes on."""
+def test_trimmed_and_kept_ledgers_are_the_same_after_a_restart(tmp_path: Path) -> None:
+    """What was trimmed stays trimmed, what was kept is there, and the chain of origins continues."""
     settings = {"managedLedgerMaxEntriesPerLedger": str(ENTRIES_PER_LEDGER), "retentionCheckIntervalInSeconds": "1"}
     with BrokerProcess("one", tmp_path, settings=settings) as broker:
         client = connect(broker.service_url)

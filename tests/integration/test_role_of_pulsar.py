@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where clients authenticate, the brokers of a region of Apache Pulsar are those with its role."""
+"""Where clients authenticate, an Apache Pulsar region's brokers are recognised by their role."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ APACHE = {
 }
 
 
-async def test_only_its_role_may_replicate_and_may_send_what_it_added_to_a_full_message(tmp_path: Path) -> None:
+async def test_only_its_role_may_replicate_and_exceed_the_message_size_by_its_additions(tmp_path: Path) -> None:
     key, port = tmp_path / "first.key", free_port()
     tokens_command("create-secret-key", str(key))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemas are kept in the metadata store, so clients get a bounded part of it; and a store that is full is seen."""
+"""Schemas are kept in the metadata store, so clients get a bounded part of it; and a full store is reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def add(connection: RawConnection, topic: str, data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("inside", [LIMITS], indirect=True)
-async def test_a_client_gets_a_part_of_the_metadata_store(inside: BrokerProcess) -> None:
+async def test_a_client_gets_a_bounded_part_of_the_metadata_store(inside: BrokerProcess) -> None:
     connection = await RawConnection.open(inside.settings.network.broker_service_port)
     for name in (TOPIC, f"{TOPIC}-2"):
         await inside.service.opener.topic(parse(name), create=True)
@@ -54,7 +54,7 @@ async def test_a_client_gets_a_part_of_the_metadata_store(inside: BrokerProcess)
     await connection.close()
 
 
-async def test_a_full_metadata_store_is_seen(inside: BrokerProcess) -> None:
+async def test_a_full_metadata_store_is_reported(inside: BrokerProcess) -> None:
     async def health() -> Any:
         return (await asyncio.to_thread(http, "GET", f"{inside.listeners.admin_url}/meridian/v1/health")).json
 

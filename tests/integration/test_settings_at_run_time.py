@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that are changed while a broker runs hold for topics that are open, and over restarts."""
+"""Settings changed while a broker runs apply to open topics and survive restarts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def runtime(broker: BrokerProcess) -> dict[str, Any]:
     return dict((await ask(broker, "GET", f"{CONFIGURATION}/runtime")).json)
 
 
-async def test_a_changed_setting_rules_open_topics_and_comes_back_after_a_restart(tmp_path: Path) -> None:
+async def test_a_changed_setting_applies_to_open_topics_and_survives_a_restart(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, maxConsumersPerTopic=7) as broker:
         topic = await broker.service.opener.topic(parse(TOPIC), create=True)
         changes = {
@@ -62,7 +62,7 @@ async def test_a_changed_setting_rules_open_topics_and_comes_back_after_a_restar
         assert broker.gateway.concurrent_lookups == 50_000
 
 
-async def test_a_namespace_gets_the_number_of_bundles_that_is_asked_for_or_set(tmp_path: Path) -> None:
+async def test_a_namespace_gets_the_requested_or_configured_number_of_bundles(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, defaultNumberOfNamespaceBundles=6) as broker:
 
         async def bundles(name: str, body: Any) -> Any:

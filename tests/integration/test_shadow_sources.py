@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a shadow when its source fails, goes, or is made again; and what a crash may leave of one."""
+"""What happens to a shadow when its source fails, is deleted or recreated; and what a crash may leave of a shadow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def shadow(broker: BrokerProcess, *, holds: bool = True) -> Topic:
 
 
 async def consuming(broker: BrokerProcess, name: str, permits: int) -> RawConnection:
-    """A consumer of ``v``, on a connection of its own whose client's machine takes next to nothing unread."""
+    """A consumer of ``v`` on a separate connection whose client side buffers next to nothing."""
     wire = await RawConnection.open(broker.settings.network.broker_service_port, receive_bytes=8 << 10)
     await wire.subscribed(str(V), name, 1)
     if permits:
@@ -59,7 +59,7 @@ async def opened(broker: BrokerProcess, name: TopicName) -> Topic:
     return await broker.service.opener.topic(name, create=False)
 
 
-async def test_a_shadow_waits_for_its_source_and_reads_its_next_life(tmp_path: Path) -> None:
+async def test_a_shadow_waits_for_its_source_and_reads_its_next_incarnation(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, **ENTRIES) as broker:
         await publish(broker, T, 12)
         view = await shadow(broker)
@@ -70,7 +70,7 @@ async def test_a_shadow_waits_for_its_source_and_reads_its_next_life(tmp_path: P
         assert len(old) == 12 and view.subscriptions["s"].cursor.backlog() == 12
         with pytest.raises(TopicInUse, match="persistent://public/default/v"):
             await removal.delete(broker.service.opener, T, force=True)
-        # Another region deletes it, which does not know of the shadow.
+        # Another region, which does not know of the shadow, deletes it.
         stamp = Stamp(broker.clock.next(None).time_ms, 0, "elsewhere")
         await removal.delete_as_elsewhere(broker.service.opener, T, stamp, partitioned=False)
         view = await opened(broker, V)
@@ -81,16 +81,14 @@ async def test_a_shadow_waits_for_its_source_and_reads_its_next_life(tmp_path: P
         await until(lambda: broker.service.topics.get(str(V)) is not view)
         view = await opened(broker, V)
         new = await all_of(view)
-        assert len(new) == 7 and min(new) > max(old), "no id of the source's earlier life comes again (R1)"
+        assert len(new) == 7 and min(new) > max(old), "no id of the source's earlier incarnation is reused (R1)"
         for name in ("s", "done", "late"):
             assert view.subscriptions[name].cursor.backlog() == 7, name
         assert await all_of(await opened(broker, T)) == new
 
 
 @pytest.mark.parametrize("how", ["fails", "is unloaded", "fails, and is unloaded"])
-async def test_consumers_of_a_shadow_stay_while_their_source_is_away_and_go_on_with_it(
-    tmp_path: Path, how: str
-) -> None:
+async def test_consumers_of_a_shadow_stay_while_its_source_is_away_and_go_on_with_it(tmp_path: Path, how: str) -> None:
     async with broker_inside(tmp_path, **ENTRIES) as broker:
         await publish(broker, T, 8)
         view = await shadow(broker)
@@ -101,7 +99,7 @@ async def test_consumers_of_a_shadow_stay_while_their_source_is_away_and_go_on_w
         source = await opened(broker, T)
         if "fails" in how:
             source.fence("a disk failed")
-            assert view.failure is None, "it was fenced with its source"
+            assert view.failure is None, "the shadow was fenced with its source"
         if "unloaded" in how:
             await closing.unload(broker.service.opener, T)
         await until(lambda: broker.service.topics.get(str(T)) not in (None, source))
@@ -119,7 +117,7 @@ async def test_consumers_of_a_shadow_stay_while_their_source_is_away_and_go_on_w
         await wire.close()
 
 
-async def test_a_shadow_whose_source_does_not_come_back_is_fenced_and_waits_anew(
+async def test_a_shadow_whose_source_does_not_return_is_fenced_and_waits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shadow_source, "AWAY_SECONDS", 0.05)
@@ -135,7 +133,7 @@ async def test_a_shadow_whose_source_does_not_come_back_is_fenced_and_waits_anew
         assert await all_of(await opened(broker, V)) == await all_of(await opened(broker, T))
 
 
-async def test_a_shadow_does_not_go_on_with_a_log_that_lacks_what_it_was_told_of(tmp_path: Path) -> None:
+async def test_a_shadow_does_not_go_on_with_a_log_shorter_than_it_knows(tmp_path: Path) -> None:
     """Its source comes back shorter: it was restored from an older copy."""
     async with broker_inside(tmp_path, **ENTRIES) as broker:
         await publish(broker, T, 12)
@@ -144,13 +142,13 @@ async def test_a_shadow_does_not_go_on_with_a_log_that_lacks_what_it_was_told_of
         whole = await all_of(view)
         shorter = LogView(source.region, broker.service.parts.store, broker.scheduler, broker.service.parts.cache)
         assert not view.log.go_on(shorter)
-        assert await all_of(view) == whole, "a refusal changed something"
+        assert await all_of(view) == whole, "the refusal changed something"
         assert view.log.go_on(source.log)
         assert await all_of(view) == whole
 
 
 async def test_a_slow_subscription_delays_no_other_of_its_shadow(tmp_path: Path) -> None:
-    """One consumer has no permits, and another one's connection does not read: neither is waited for."""
+    """One consumer has no permits, and another's connection does not read: the rest wait for neither."""
     count, payload = 150, bytes(64 << 10)
     async with broker_inside(tmp_path) as broker:
         await publish(broker, T, 1)
@@ -167,13 +165,13 @@ async def test_a_slow_subscription_delays_no_other_of_its_shadow(tmp_path: Path)
             producer.send("q", number, payload)
             await producer.receipt()
             if not places:
-                await reading.hear_any()  # the message of before
+                await reading.hear_any()  # the earlier message
             message = await reading.hear_any()
             places.append(Position(message.command.message_id.ledgerId, message.command.message_id.entryId))
         assert places == sorted(set(places)) and len(places) == count
         assert view.log.last_confirmed == places[-1]
         assert view.subscriptions["waiting"].messages_out == 0
-        assert slow.messages_out < count, "its client's machine took everything: nothing was slow"
+        assert slow.messages_out < count, "the client side buffered everything: nothing was slow"
         assert slow.consumers[0].stalled
         for _ in range(count + 1):  # and once it reads, it has missed nothing
             await unread.hear_any()
@@ -182,7 +180,7 @@ async def test_a_slow_subscription_delays_no_other_of_its_shadow(tmp_path: Path)
             await wire.close()
 
 
-async def test_the_source_keeps_what_a_shadow_needs_that_is_not_open(tmp_path: Path) -> None:
+async def test_the_source_keeps_what_a_closed_shadow_needs(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, **ENTRIES) as broker:
         await publish(broker, T, 18)
         view = await shadow(broker, holds=False)
@@ -200,7 +198,7 @@ async def test_the_source_keeps_what_a_shadow_needs_that_is_not_open(tmp_path: P
         assert view.subscriptions["s"].cursor.backlog() == len(left)
 
 
-async def test_what_a_crash_left_of_a_shadow_means_nothing(tmp_path: Path) -> None:
+async def test_remains_of_a_shadow_after_a_crash_are_ignored(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, **ENTRIES) as broker:
         await publish(broker, T, 3)
         await broker.catalog.shadows.put(ShadowRecord(V, T))

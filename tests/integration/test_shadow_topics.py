@@ -24,7 +24,7 @@ SOURCE = "PULSAR.SHADOW_SOURCE"
 
 
 class Line(pulsar.schema.Record):  # type: ignore[misc]
-    """Of no topic."""
+    """A schema that no topic has."""
 
     number = pulsar.schema.Integer()
 
@@ -34,21 +34,21 @@ def full(topic: str) -> str:
 
 
 def make(broker: BrokerProcess, source: str, shadow: str, **more: Any) -> None:
-    """As the proposal has it: one request."""
+    """Create it as the proposal says: with one request."""
     answer = broker.http("POST", f"{BASE}/{source}/shadowTopics", {"topic": full(shadow), **more})
     assert answer.status == 204, answer.text
 
 
 @contextmanager
 def kept(broker: BrokerProcess, client: pulsar.Client, topic: str) -> Iterator[None]:
-    """A subscription keeps what is published; otherwise the broker deletes, each second, ledgers that nobody needs."""
+    """A subscription retains what is published; otherwise the broker deletes unneeded ledgers every second."""
     client.subscribe(topic, "keeper").close()
     yield
     assert broker.http("DELETE", f"{BASE}/{topic}/subscription/keeper").status == 204
 
 
 def publish(client: pulsar.Client, topic: str, count: int, first: int = 0, **options: Any) -> list[str]:
-    """That many messages, one entry each, and their ids."""
+    """Publish that many messages, one entry each, and return their ids."""
     producer = client.create_producer(topic, batching_enabled=False)
     ids = [str(producer.send(f"message {number}".encode(), **options)) for number in range(first, first + count)]
     producer.close()
@@ -76,7 +76,7 @@ def stats(broker: BrokerProcess, topic: str) -> Any:
 
 
 def acknowledged(broker: BrokerProcess, topic: str, left: int = 0) -> None:
-    """Clients send acknowledgements a little later. :param left: messages that are not acknowledged."""
+    """Wait: clients send acknowledgements a little later. :param left: messages that stay unacknowledged."""
     wait_until(lambda: stats(broker, topic)["subscriptions"]["s"]["msgBacklog"] == left, "acknowledgements to arrive")
 
 
@@ -113,7 +113,7 @@ def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
     assert broker.http("GET", f"{BASE}/orders-view/lastMessageId").json["ledgerId"] == int(late[-1].split(",")[0][1:])
 
 
-def test_pulsars_clients_make_one_with_a_property_and_write_the_list(
+def test_pulsars_clients_create_a_shadow_with_a_property_and_write_the_list(
     broker: BrokerProcess, client: pulsar.Client
 ) -> None:
     publish(client, "listed", 1)
@@ -152,7 +152,7 @@ def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> 
     with pytest.raises(pulsar.NotAllowedError):
         client.subscribe("taken-view", "r", replicate_subscription_state_enabled=True)
     switch = f"{BASE}/taken-view/subscription/s/replicatedSubscriptionStatus"
-    assert broker.http("POST", switch, True).status == 412  # of a topic of one region, as of any
+    assert broker.http("POST", switch, True).status == 412  # for a topic of one region, as for any
     assert broker.http("PUT", f"{BASE}/taken-view/subscription/r?replicated=true").status == 405
     schemas = "/admin/v2/schemas/public/default/taken-view/schema"
     assert broker.http("POST", schemas, {"type": "STRING", "schema": ""}).status == 405
@@ -199,7 +199,7 @@ def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> 
     assert stats(broker, "taken-view")["meridian"]["shadow"]["autoResetBacklogEntries"] == 7
 
 
-def test_a_shadow_of_another_regions_topic_is_refused_with_what_to_do_instead(broker: BrokerProcess) -> None:
+def test_a_shadow_of_another_regions_topic_is_refused_with_an_alternative(broker: BrokerProcess) -> None:
     places = {
         "/admin/v2/clusters/far": {"serviceUrl": "http://far:8080", "brokerServiceUrl": "pulsar://far:6650"},
         "/admin/v2/tenants/away": {"allowedClusters": ["far"]},
@@ -223,7 +223,7 @@ def test_everything_survives_a_restart_and_deletion_leaves_nothing(
         consumer = client.subscribe("lasting-view", "s", initial_position=pulsar.InitialPosition.Earliest)
     assert read(consumer, 12) == ids[:12]
     acknowledged(broker, "lasting-view", left=13)
-    assert broker.http("PUT", f"{BASE}/lasting-view/subscription/later", "latest").status == 204  # on disk: they, too
+    assert broker.http("PUT", f"{BASE}/lasting-view/subscription/later", "latest").status == 204  # on disk too
     broker.kill()
     broker.start()
     consumer.close()
@@ -270,7 +270,7 @@ def test_subscriptions_of_a_shadow_hold_ledgers_of_the_source_unless_told_otherw
     assert read(loose, 5) == ids[30:]
 
 
-def test_truncation_and_termination_of_the_source_reach_its_shadows(
+def test_truncation_and_termination_of_the_source_apply_to_its_shadows(
     broker: BrokerProcess, client: pulsar.Client
 ) -> None:
     publish(client, "ending", 12)
@@ -380,7 +380,7 @@ def test_schemas_keys_batches_delays_seeks_and_compaction_are_as_on_the_source(
     producer.close()
 
 
-def test_a_source_that_is_unloaded_and_a_shadow_that_is_lose_and_repeat_nothing(
+def test_unloading_the_source_or_a_shadow_loses_and_repeats_nothing(
     broker: BrokerProcess, client: pulsar.Client
 ) -> None:
     ids = publish(client, "moving", 5)
@@ -401,7 +401,7 @@ def meridian(broker: BrokerProcess, *line: str) -> subprocess.CompletedProcess[s
     return meridian_text("topics", "shadow", *line, "--url", broker.admin_url)
 
 
-def test_the_command_makes_lists_and_deletes_them(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_the_command_creates_lists_and_deletes_them(broker: BrokerProcess, client: pulsar.Client) -> None:
     ids = publish(client, "ordered", 3)
     assert meridian(broker, "create", "ordered", "ordered-view", "--no-hold").returncode == 0
     assert meridian(broker, "list", "ordered").stdout.split() == [full("ordered-view")]
@@ -434,14 +434,14 @@ def test_messages_expire_for_a_shadow_by_its_own_policy(broker: BrokerProcess, c
     assert stats(broker, "fading-view")["subscriptions"]["s"]["totalMsgExpired"] == 25
     assert stats(broker, "fading")["subscriptions"]["s"]["msgBacklog"] == 25
     consumer = client.subscribe("fading", "s")
-    assert read(consumer, 25) == ids  # what expired for the shadow is stored for its source
+    assert read(consumer, 25) == ids  # what expired for the shadow is still stored for its source
     assert broker.http("DELETE", f"{BASE}/fading-view/messageTTL").status == 204
     publish(client, "fading", 1)
     assert stats(broker, "fading-view")["subscriptions"]["s"]["msgBacklog"] == 1
 
 
-def test_the_verifier_finds_each_shadow_as_its_source(broker: BrokerProcess, client: pulsar.Client) -> None:
-    """Also those of the tests before, whose sources were trimmed, truncated, compacted and unloaded."""
+def test_the_verifier_finds_each_shadow_equal_to_its_source(broker: BrokerProcess, client: pulsar.Client) -> None:
+    """Also the shadows of earlier tests, whose sources were trimmed, truncated, compacted and unloaded."""
     with kept(broker, client, "proven"):
         publish(client, "proven", 25)
         make(broker, "proven", "proven-view")

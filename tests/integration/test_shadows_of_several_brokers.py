@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shadows whose source another broker of the region serves: they read it from what both brokers share."""
+"""Shadows whose source another broker of the region serves: they read it from the storage that both brokers share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def source_with(two: Views, count: int) -> tuple[Topic, list[Position]]:
 
 
 async def shadow_of(two: Views, name: TopicName | None = None, *, holds: bool = True) -> Topic:
-    """Made by the source's broker, and open at the other one."""
+    """A shadow created by the source's broker, and open at the other."""
     name = name or two.view
     having = {SOURCE: str(SOURCE_NAME), HOLDS: str(holds).lower()}
     await shadow_topics.create(two.a.service.opener, name, None, having, listed=True)
@@ -71,7 +71,7 @@ async def reaches(topic: Topic, places: list[Position]) -> None:
     await wait_until(lambda: topic.log.last_confirmed == places[-1])
 
 
-async def test_it_has_the_sources_messages_also_of_the_ledger_that_is_being_written(two: Views) -> None:
+async def test_it_has_the_sources_messages_even_of_the_ledger_being_written(two: Views) -> None:
     source, places = await source_with(two, 45)  # in three ledgers, the last one open
     view = await shadow_of(two)
     assert await all_of(view) == places
@@ -80,7 +80,7 @@ async def test_it_has_the_sources_messages_also_of_the_ledger_that_is_being_writ
     assert cursor.backlog() == 45
     places += await stored(source, b"more", b"and more")
     await reaches(view, places)
-    for _ in range(5):  # over several ledgers, each of which is sealed while it is followed
+    for _ in range(5):  # across several ledgers, each sealed while it is followed
         places += await stored(source, *(b"%d" % number for number in range(17)))
     await reaches(view, places)
     assert await all_of(view) == places == await all_of(source)
@@ -122,7 +122,7 @@ async def test_the_source_keeps_what_a_shadow_elsewhere_needs(two: Views) -> Non
 
 
 async def trimmed_to(source: Topic, view: Topic, left: list[Position]) -> None:
-    """Let both brokers have their rounds, until that is what is stored."""
+    """Run the rounds of both brokers until exactly that is stored."""
     async with asyncio.timeout(30):
         while await all_of(source) != left or await all_of(view) != left:
             await trimming.trim(view)
@@ -135,7 +135,7 @@ def view_of(topic: Topic) -> LogView:
     return topic.log
 
 
-async def test_a_shadow_that_holds_nothing_skips_what_the_source_deletes_and_counts_it(two: Views) -> None:
+async def test_a_shadow_without_a_hold_skips_what_the_source_deletes_and_counts_it(two: Views) -> None:
     source, places = await source_with(two, 45)
     view = await shadow_of(two, holds=False)
     await subscribe(view)
@@ -164,7 +164,7 @@ async def test_an_answer_to_an_earlier_question_does_not_count(two: Views) -> No
     await subscribe(source)
     view = await shadow_of(two)
     acknowledge(source, "s", places[:20])
-    await trimmed_to(source, view, places[20:])  # it has no subscription, so it needs nothing
+    await trimmed_to(source, view, places[20:])  # the shadow has no subscription, so it needs nothing
     await subscribe(view)
     await two.b.service.opener.drop(view)
     view.fence("its broker is away", for_good=True)
@@ -174,11 +174,11 @@ async def test_an_answer_to_an_earlier_question_does_not_count(two: Views) -> No
     assert await all_of(source) == places[20:]
 
 
-async def test_nothing_is_deleted_under_a_shadow_that_the_sources_broker_has_not_heard_of(two: Views) -> None:
+async def test_nothing_is_deleted_under_a_shadow_unknown_to_the_sources_broker(two: Views) -> None:
     source, places = await source_with(two, 45)
     view = await shadow_of(two)
     await subscribe(view)
-    two.a.catalog.shadows._forget(str(two.view))  # what another broker writes is heard later
+    two.a.catalog.shadows._forget(str(two.view))  # another broker's writes are seen later
     for _ in range(3):
         await trimming.trim(source)
     assert await all_of(source) == places == await all_of(view)
@@ -188,8 +188,8 @@ async def test_nothing_is_deleted_under_a_shadow_that_the_sources_broker_has_not
     assert view_of(view).skipped_entries == 45
 
 
-async def test_what_is_far_behind_is_not_read_ahead_if_every_shadow_says_so(two: Views) -> None:
-    """Both are followed together; while neither is, two ledgers become full."""
+async def test_entries_far_behind_are_not_read_ahead_if_every_shadow_says_so(two: Views) -> None:
+    """Both shadows are followed together; while neither is, two ledgers fill up."""
     source, places = await source_with(two, 3)
     views = [await shadow_of(two), await shadow_of(two, two.other)]
     for view in views:
@@ -209,7 +209,7 @@ async def test_what_is_far_behind_is_not_read_ahead_if_every_shadow_says_so(two:
             assert view.subscriptions["s"].cursor.backlog() == len(places)
 
 
-async def test_truncation_and_termination_reach_it(two: Views) -> None:
+async def test_truncation_and_termination_of_the_source_apply_to_it(two: Views) -> None:
     source, places = await source_with(two, 25)
     view = await shadow_of(two)
     await subscribe(view)
@@ -250,7 +250,7 @@ async def test_it_follows_its_source_to_another_broker_and_reads_it_directly_the
     await trimmed_to(source, view, places[26:])
 
 
-async def test_it_takes_over_where_it_was_when_it_moves_itself(two: Views) -> None:
+async def test_it_resumes_where_it_was_when_it_moves_itself(two: Views) -> None:
     source, places = await source_with(two, 25)
     view = await shadow_of(two)
     await subscribe(view)
@@ -264,7 +264,7 @@ async def test_it_takes_over_where_it_was_when_it_moves_itself(two: Views) -> No
     assert (await opened(two)).subscriptions["s"].cursor.backlog() == 20
 
 
-async def test_a_writer_that_dies_without_sealing_its_ledger_loses_the_shadow_nothing(two: Views) -> None:
+async def test_a_shadow_loses_nothing_when_a_writer_dies_without_sealing_its_ledger(two: Views) -> None:
     source, places = await source_with(two, 5)
     view = await shadow_of(two)
     await subscribe(view)
@@ -285,20 +285,20 @@ async def test_a_writer_that_dies_without_sealing_its_ledger_loses_the_shadow_no
     assert view.subscriptions["s"].cursor.backlog() == 7
 
 
-async def test_it_waits_for_its_source_and_reads_its_next_life(two: Views) -> None:
+async def test_it_waits_for_its_source_and_reads_its_next_incarnation(two: Views) -> None:
     _, old = await source_with(two, 12)
     view = await shadow_of(two)
     await subscribe(view)
     with pytest.raises(TopicInUse, match=str(two.view)):
         await removal.delete(two.a.service.opener, SOURCE_NAME, force=True)
-    # Another region deletes it, which does not know of the shadow.
+    # Another region, which does not know of the shadow, deletes it.
     stamp = Stamp(two.a.catalog._access.clock.next(None).time_ms, 0, "elsewhere")
     await removal.delete_as_elsewhere(two.a.service.opener, SOURCE_NAME, stamp, partitioned=False)
     await wait_until(lambda: two.b.service.topics.get(str(two.view)) not in (None, view))
     view = await opened(two)
     assert not view_of(view).is_attached and await all_of(view) == []
     _, new = await source_with(two, 7)
-    assert min(new) > max(old), "no id of the source's earlier life comes again (R1)"
+    assert min(new) > max(old), "no id of the source's earlier incarnation is reused (R1)"
 
     def is_there() -> bool:
         found = two.b.service.topics.get(str(two.view))
@@ -324,7 +324,7 @@ async def test_a_deleted_shadow_leaves_nothing_behind(two: Views) -> None:
     await removal.delete(two.a.service.opener, SOURCE_NAME, force=False)
 
 
-async def test_partitions_of_a_shadow_are_served_by_whichever_brokers_own_them(two: Views) -> None:
+async def test_partitions_of_a_shadow_are_served_by_the_brokers_that_own_them(two: Views) -> None:
     name, of = parse("parted"), parse("parted-view")
     await two.a.catalog.partitioned.create(name, 6, {})
     await shadow_topics.create(two.a.service.opener, of, None, {SOURCE: str(name)}, listed=True)

@@ -37,7 +37,7 @@ def entries(regions: RegionsProcess, region: str, topic: str) -> int:
 
 
 def acknowledging(regions: RegionsProcess, east: pulsar.Client, topic: str) -> pulsar.Consumer:
-    """A consumer that acknowledged all of five messages, which are in all regions."""
+    """A consumer that acknowledged all of five messages, which all regions have."""
     consumer = subscribe(east, topic)
     publish(east, topic, numbered(range(5)))
     for message in take(consumer, 5):
@@ -47,7 +47,7 @@ def acknowledging(regions: RegionsProcess, east: pulsar.Client, topic: str) -> p
     return consumer
 
 
-def test_a_subscription_moves_everywhere_and_a_failover_brings_the_rest(regions: RegionsProcess) -> None:
+def test_a_subscription_advances_everywhere_and_a_failover_delivers_the_rest(regions: RegionsProcess) -> None:
     topic = new_topic("moves")
     with client(regions, EAST) as east, client(regions, WEST) as west, client(regions, NORTH) as north:
         consumer = subscribe(east, topic)
@@ -69,7 +69,7 @@ def test_a_subscription_moves_everywhere_and_a_failover_brings_the_rest(regions:
             wait_for_backlog(regions, region, topic, 0)
 
 
-def test_no_hole_is_passed(regions: RegionsProcess) -> None:
+def test_no_snapshot_moves_past_a_hole(regions: RegionsProcess) -> None:
     topic = new_topic("holes")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         consumer = subscribe(east, topic, kind=SHARED)
@@ -89,7 +89,7 @@ def test_no_hole_is_passed(regions: RegionsProcess) -> None:
         wait_for_backlog(regions, EAST, topic, 0)
 
 
-def test_a_topic_at_rest_writes_nothing_and_markers_are_no_messages(regions: RegionsProcess) -> None:
+def test_an_idle_topic_gets_no_markers_and_markers_are_not_messages(regions: RegionsProcess) -> None:
     topic = new_topic("rests")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         consumer = subscribe(east, topic)
@@ -117,7 +117,7 @@ def test_a_topic_at_rest_writes_nothing_and_markers_are_no_messages(regions: Reg
         assert rest(subscribe(west, topic)) == []
 
 
-def test_markers_stop_neither_deduplication_nor_compaction_nor_the_end_of_a_topic(regions: RegionsProcess) -> None:
+def test_markers_hinder_neither_deduplication_nor_compaction_nor_deletion(regions: RegionsProcess) -> None:
     topic = new_topic("unimpeded")
     path = topic_path(topic)
     with client(regions, EAST) as east:
@@ -149,7 +149,7 @@ def test_markers_stop_neither_deduplication_nor_compaction_nor_the_end_of_a_topi
         wait_until(lambda region=region: is_gone(region), f"the topic to go in {region}")
 
 
-def test_nothing_is_done_where_snapshots_are_switched_off(regions: RegionsProcess) -> None:
+def test_no_snapshots_are_taken_where_they_are_switched_off(regions: RegionsProcess) -> None:
     topic = new_topic("off")
     setting, all_settings = "enableReplicatedSubscriptions", "/admin/v2/brokers/configuration"
     path = f"/meridian/v1/topics/{topic.replace('://', '/')}/snapshots"
@@ -188,7 +188,7 @@ def test_a_region_that_is_killed_between_rounds_skips_nothing(regions: RegionsPr
         regions.kill_region(WEST)
         for message in take(consumer, 10):
             consumer.acknowledge(message)
-        assert backlog(regions, NORTH, topic) == 10, "without west nobody knows what it has"
+        assert backlog(regions, NORTH, topic) == 10, "while west is down nobody knows what it has"
         regions.bring_back(WEST)
         for region in (WEST, NORTH):
             wait_for_backlog(regions, region, topic, 0)
@@ -234,7 +234,7 @@ def test_the_mode_is_changed_while_messages_are_acknowledged(regions: RegionsPro
         wait_for_backlog(regions, EAST, topic, 0)
 
 
-def test_a_lost_region_is_gone_without_by_command(regions: RegionsProcess) -> None:
+def test_a_command_continues_without_a_lost_region(regions: RegionsProcess) -> None:
     topic = new_topic("partial")
     path = f"/meridian/v1/topics/{topic.replace('://', '/')}/snapshots"
     with client(regions, EAST) as east:
@@ -264,8 +264,8 @@ def test_a_lost_region_is_gone_without_by_command(regions: RegionsProcess) -> No
         wait_until(lambda: not regions.http(EAST, "GET", path).json["without"], "the region to count again")
 
 
-def test_a_subscription_that_was_created_again_apart_skips_nothing(regions: RegionsProcess) -> None:
-    """A consumer creates it at the end of the topic in a region that did not know it yet."""
+def test_a_subscription_created_independently_in_another_region_skips_nothing(regions: RegionsProcess) -> None:
+    """A consumer creates it at the topic's end in a region that did not know it yet."""
     topic = new_topic("apart")
     with client(regions, EAST) as east:
         publish(east, topic, numbered(range(5)))

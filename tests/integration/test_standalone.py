@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian standalone``: what Pulsar's standalone is to clients and to scripts that set it up by plain HTTP."""
+"""``meridian standalone`` is like Pulsar's standalone to clients and to scripts that set it up over plain HTTP."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Standalone:
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
-        self.process = subprocess.Popen(self._command, umask=0)  # the loosest that whoever starts it may have
+        self.process = subprocess.Popen(self._command, umask=0)  # the loosest umask that a user may have
         wait_until(lambda: is_healthy(self.url), "standalone to be healthy")
         return self.process
 
@@ -59,7 +59,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]
 
 @pytest.fixture(scope="module")
 def set_up(standalone: Standalone) -> Standalone:
-    """As the service script of a client library's tests sets it up."""
+    """Set it up as the service script of a client library's tests does."""
 
     def put(path: str, body: object = ..., method: str = "PUT") -> None:
         answer = http(method, f"{standalone.url}/admin/v2/{path}", body)
@@ -79,7 +79,7 @@ def set_up(standalone: Standalone) -> Standalone:
     return standalone
 
 
-def test_what_is_there_from_the_start(standalone: Standalone) -> None:
+def test_defaults_exist_from_the_start(standalone: Standalone) -> None:
     def get(path: str) -> object:
         return http("GET", f"{standalone.url}/admin/v2/{path}").json
 
@@ -94,13 +94,13 @@ def test_what_is_there_from_the_start(standalone: Standalone) -> None:
     }
 
 
-def test_what_is_stored_is_for_its_own_user(set_up: Standalone) -> None:
+def test_files_are_for_its_own_user_alone(set_up: Standalone) -> None:
     assert http("POST", f"{set_up.url}/meridian/v1/export", {}).status == 200
     stored = [set_up.data, *set_up.data.rglob("*")]
     assert {"metadata.sqlite", "export"} <= {path.name for path in stored}
     assert {path: oct(path.stat().st_mode) for path in stored if path.stat().st_mode & 0o077} == {}
     status = Path(f"/proc/{set_up.process.pid}/status").read_text().splitlines()
-    assert "Umask:\t0077" in status, "what a library makes has no mode of its own"
+    assert "Umask:\t0077" in status, "files created by libraries get no mode of ours"
 
 
 @pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl", "http", "https"])
@@ -125,7 +125,7 @@ def test_a_client_by_any_address(set_up: Standalone, scheme: str) -> None:
     client.close()
 
 
-def test_it_goes_on_where_it_stopped(set_up: Standalone) -> None:
+def test_it_resumes_where_it_stopped(set_up: Standalone) -> None:
     before = connect(f"pulsar://127.0.0.1:{set_up.port}")
     before.create_producer("plain").send(b"kept")
     before.close()

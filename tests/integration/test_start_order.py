@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that is started before what it stands on: it waits, says for what, and goes on, or ends in time."""
+"""A broker started before its dependencies: it waits, says for what, and goes on, or gives up in time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _missing = etcd_missing()
 
 
 @pytest.mark.skipif(_missing is not None, reason=_missing or "")
-def test_its_etcd_comes_later(tmp_path: Path) -> None:
+def test_its_etcd_starts_later(tmp_path: Path) -> None:
     etcd = EtcdServer(tmp_path / "etcd")
     try:
         etcd.kill()
@@ -40,8 +40,8 @@ def test_its_etcd_comes_later(tmp_path: Path) -> None:
         etcd.close()
 
 
-def test_an_earlier_broker_still_has_the_volume(tmp_path: Path) -> None:
-    """Its metadata is elsewhere, as in a pod: the volume alone is in the way."""
+def test_an_earlier_broker_still_uses_the_volume(tmp_path: Path) -> None:
+    """Its metadata is elsewhere, as in a pod: only the volume is in use."""
     with BrokerProcess("us", tmp_path / "us") as first:
         second = BrokerProcess("us", tmp_path / "us2").start(wait=False)
         with second:
@@ -56,8 +56,8 @@ def test_an_earlier_broker_still_has_the_volume(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(_missing is not None, reason=_missing or "")
-async def test_a_later_broker_of_the_region_ends_the_earlier_one(tmp_path: Path) -> None:
-    """On another volume, as a second pod has: the first can write nothing from then on, and must not look healthy."""
+async def test_a_later_broker_of_the_region_stops_the_earlier_one(tmp_path: Path) -> None:
+    """On another volume, as in a second pod: from then on the first can write nothing and must not look healthy."""
     etcd = EtcdServer(tmp_path / "etcd")
     try:
         with BrokerProcess("us", tmp_path / "us", metadata_url=f"etcd:{etcd.url}") as first:
@@ -73,7 +73,7 @@ async def test_a_later_broker_of_the_region_ends_the_earlier_one(tmp_path: Path)
 
 
 async def test_an_earlier_broker_is_not_ready_while_it_closes(tmp_path: Path) -> None:
-    """Probes over a connection that is already open are still answered then."""
+    """Probes over an existing connection are still answered then."""
     probes = free_port()
     async with (
         broker_inside(tmp_path, probeServicePort=probes) as earlier,
@@ -103,7 +103,7 @@ def test_what_it_waits_for_never_comes(tmp_path: Path) -> None:
         assert "127.0.0.1:1" in broker.log()
 
 
-def test_a_newer_version_was_here(tmp_path: Path) -> None:
+def test_data_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     with BrokerProcess("us", tmp_path / "us") as broker:
         broker.stop()
         with contextlib.closing(sqlite3.connect(tmp_path / "us" / "metadata.sqlite")) as metadata:

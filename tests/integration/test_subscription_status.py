@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators see of replicated subscriptions, and the policies that make them, with two real regions."""
+"""What administrators see of replicated subscriptions, and the policies that create them, with two real regions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EAST, WEST = REGIONS = ("east", "west")
 
 
 def command(regions: RegionsProcess, region: str, *line: str) -> subprocess.CompletedProcess[str]:
-    """``meridian LINE`` about a region."""
+    """Run ``meridian LINE`` against a region."""
     return meridian_text(*line, "--url", regions.admin_url(region))
 
 
@@ -57,7 +57,7 @@ def metric(regions: RegionsProcess, region: str, name: str, topic: str) -> float
     return None
 
 
-def test_a_region_that_is_away_is_named_and_its_lag_grows(regions: RegionsProcess) -> None:
+def test_a_region_that_is_down_is_named_and_its_lag_grows(regions: RegionsProcess) -> None:
     topic = new_topic("watched")
     with client(regions, EAST) as east:
         publish(east, topic, numbered(range(10)))
@@ -112,8 +112,8 @@ def test_a_region_that_is_away_is_named_and_its_lag_grows(regions: RegionsProces
         take_numbers(consumer, range(10, 14))
 
 
-def test_how_far_a_region_is_behind_is_told_as_of_the_answer(regions: RegionsProcess) -> None:
-    """A region that hangs is waited for, and what it lacks grows older meanwhile."""
+def test_how_far_a_region_is_behind_is_stated_as_of_the_answer(regions: RegionsProcess) -> None:
+    """The answer waits for a region that hangs, and what that region lacks grows older meanwhile."""
     topic = new_topic("hangs")
     with client(regions, EAST) as east:
         publish(east, topic, numbered(range(3)))
@@ -131,8 +131,8 @@ def test_how_far_a_region_is_behind_is_told_as_of_the_answer(regions: RegionsPro
         wait_until(lambda: status(regions, EAST, topic)[0] == 0, "west to follow")
 
 
-def test_a_region_that_left_the_topic_and_told_nobody_is_not_in_step(regions: RegionsProcess) -> None:
-    """Only one of the two counts the other among the regions of the topic: said also while nothing happens there."""
+def test_a_region_that_left_the_topic_silently_is_not_in_sync(regions: RegionsProcess) -> None:
+    """Only one of the two counts the other among the topic's regions: the status says so even while it is idle."""
     topic = new_topic("left")
     with client(regions, EAST) as east:
         publish(east, topic, numbered(range(3)))
@@ -150,8 +150,8 @@ def test_a_region_that_left_the_topic_and_told_nobody_is_not_in_step(regions: Re
             wait_until(lambda region=region: status(regions, region, topic)[0] == 0, f"{region} to be alone")
 
 
-def test_the_lag_of_a_region_that_is_away_outlives_a_restart(regions: RegionsProcess) -> None:
-    """That is when one looks at it: neither the number nor the age begins anew with this broker."""
+def test_the_lag_of_a_region_that_is_down_survives_a_restart(regions: RegionsProcess) -> None:
+    """That is when it is looked at: neither the number nor the age starts over with this broker."""
     topic = new_topic("watched-over-a-restart")
 
     def lag() -> dict[str, Any]:
@@ -177,7 +177,7 @@ def test_the_lag_of_a_region_that_is_away_outlives_a_restart(regions: RegionsPro
     wait_until(lambda: lag()["reason"] == "LinkDown", "the link to be tried")
     assert metric(regions, EAST, "meridian_progress_lag_entries", topic) == 3
     seen = command(regions, EAST, "subscriptions", "status", topic, "s")
-    assert "west cannot be reached from east since 20" in seen.stdout, "since it went, not since this start"
+    assert "west cannot be reached from east since 20" in seen.stdout, "since it went down, not since this start"
     with client(regions, EAST) as east:
         consumer = subscribe(east, topic)
         consumer.acknowledge(consumer.receive(PATIENCE_MS))
@@ -188,10 +188,10 @@ def test_the_lag_of_a_region_that_is_away_outlives_a_restart(regions: RegionsPro
 
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED], ids=["shared", "key-shared"])
-def test_what_another_region_acknowledged_does_not_hold_a_consumer_up(
+def test_messages_acknowledged_elsewhere_do_not_block_a_consumer(
     regions: RegionsProcess, kind: pulsar.ConsumerType
 ) -> None:
-    """R10: the consumer here never acknowledges those messages; they must not count against its limit for ever."""
+    """R10: the consumer here never acknowledges those messages; they must not count against its limit forever."""
     topic = new_topic("unacked")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         publish(east, topic, numbered(range(30)))
@@ -217,7 +217,7 @@ def test_what_another_region_acknowledged_does_not_hold_a_consumer_up(
 
 @pytest.mark.parametrize("level", ["namespace", "topic"])
 def test_policies_say_which_new_subscriptions_are_replicated(regions: RegionsProcess, level: str) -> None:
-    """PIP-398: what the consumer says, else the topic's policy, else the namespace's; all regions hear of it."""
+    """PIP-398: the consumer's choice, else the topic's policy, else the namespace's; all regions learn of it."""
     topic = new_topic("policy")
     base = topic_path(topic)
     path = f"{base}/replicateSubscriptionState"
@@ -234,7 +234,7 @@ def test_policies_say_which_new_subscriptions_are_replicated(regions: RegionsPro
             wait_until(lambda one=region, of=applied: regions.http(one, "GET", of).json is True, "the policy to hold")
         west.subscribe(topic, "s", consumer_type=SHARED, initial_position=pulsar.InitialPosition.Earliest).close()
         wait_for_backlog(regions, EAST, topic, 3)
-        assert not stats(regions, EAST, topic)["subscriptions"]["before"]["isReplicated"], "those stay"
+        assert not stats(regions, EAST, topic)["subscriptions"]["before"]["isReplicated"], "existing ones stay"
         # One region alone, and the topic before its namespace.
         assert regions.http(EAST, "POST", f"{path}?region={WEST}", False).status == 412
         assert regions.http(EAST, "POST", f"{path}?region={EAST}", False).status == 204
@@ -248,7 +248,7 @@ def test_policies_say_which_new_subscriptions_are_replicated(regions: RegionsPro
             assert {regions.http(region, "GET", one).text for region in REGIONS} == {""}
 
 
-def test_a_person_can_say_no_where_the_policy_says_yes(regions: RegionsProcess) -> None:
+def test_a_subscription_can_be_unreplicated_where_the_policy_says_replicated(regions: RegionsProcess) -> None:
     topic = new_topic("no")
     base = topic_path(topic)
     assert regions.http(EAST, "PUT", base).status == 204

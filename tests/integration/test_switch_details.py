@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Corners of a switch between regions and of acknowledging, on real brokers in the test's own process."""
+"""Corner cases of a switch between regions and of acknowledging, on real in-process brokers."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ async def acknowledge(
 
 
 @pytest.mark.parametrize("kind", [EXCLUSIVE, FAILOVER])
-async def test_a_cumulative_acknowledgement_of_an_entry_that_is_not_here_claims_nothing(
+async def test_a_cumulative_acknowledgement_of_an_unknown_entry_claims_nothing(
     tmp_path: Path, kind: pb.CommandSubscribe.SubType
 ) -> None:
-    """An id of another region, or of a topic that was deleted: it must not stand for everything before it."""
+    """An id of another region, or of a deleted topic: it must not stand for everything before it."""
     async with regions(tmp_path, "us-east") as (east,):
         await publish(east, 10)
         connection = await east.connect()
@@ -104,8 +104,8 @@ async def test_a_reader_that_acknowledges_nonsense_reads_on(tmp_path: Path) -> N
         await connection.close()
 
 
-async def test_an_acknowledgement_for_nobody_is_not_confirmed(tmp_path: Path) -> None:
-    """The consumer was sent away, its client has not heard of it yet: it must not believe that this one counted."""
+async def test_an_acknowledgement_for_a_closed_consumer_is_not_confirmed(tmp_path: Path) -> None:
+    """The consumer was closed and its client does not know yet: it must not believe that this one counted."""
     async with regions(tmp_path, "us-east") as (east,):
         await publish(east, 3)
         connection = await east.connect()
@@ -119,7 +119,7 @@ async def test_an_acknowledgement_for_nobody_is_not_confirmed(tmp_path: Path) ->
 
 
 async def test_a_consumers_flag_is_for_new_subscriptions(tmp_path: Path) -> None:
-    """R17: switching an existing one skips messages somewhere, so a person does it, who is told how many."""
+    """R17: switching an existing one skips messages somewhere, so an administrator does it and is told how many."""
     async with regions(tmp_path, "us-east") as (east,):
         for flags in ((False, True), (True, False, None), (None, True, False, True)):
             for flag in flags:
@@ -131,14 +131,14 @@ async def test_a_consumers_flag_is_for_new_subscriptions(tmp_path: Path) -> None
 
 
 async def turns() -> AsyncIterator[None]:
-    """Each turn of the loop: so soon after something happened that no disk can have answered."""
+    """Runs at each loop turn: so soon after an event that no disk can have answered."""
     while True:
         yield
         await asyncio.sleep(0)
 
 
 async def test_a_subscription_that_is_deleted_while_somebody_subscribes(tmp_path: Path) -> None:
-    """R16: it is found, and gone before it is on disk. The consumer must not hang on what nobody keeps any more."""
+    """R16: it is found, and deleted before it is on disk. The consumer must not get a deleted subscription."""
     async with regions(tmp_path, "us-east") as (east,):
         await publish(east, 1)
         topic = east.process.service.topics[TOPIC]
@@ -152,14 +152,14 @@ async def test_a_subscription_that_is_deleted_while_somebody_subscribes(tmp_path
         topic.subscription_registry.delete("s")
         with pytest.raises(RequestRefused) as refused:
             await subscribing
-        assert refused.value.code == ServerError.SERVICE_NOT_READY, "clients try that again"
+        assert refused.value.code == ServerError.SERVICE_NOT_READY, "clients retry on that error"
         assert not gone.consumers
         assert await take(await Consumer.subscribe(connection, TOPIC, "s", kind=SHARED, replicated=True), 1)
         await connection.close()
 
 
 class HeldBarriers:
-    """Stands before the exchange and keeps its answers back."""
+    """Sits before the exchange and holds its answers back."""
 
     def __init__(self) -> None:
         self.passed: list[Callable[[], None]] = []
@@ -185,7 +185,7 @@ class HeldBarriers:
 
 
 class Listening(HeldBarriers):
-    """Writes down what is asked of the exchange."""
+    """Records what is asked of the exchange."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,8 +200,8 @@ class Listening(HeldBarriers):
         self.heard.append("sent")
 
 
-async def test_a_receipt_follows_the_acknowledgement_on_its_way_to_the_others(tmp_path: Path) -> None:
-    """R19: a broker that is killed right after the receipt has left nothing waiting for neighbours."""
+async def test_a_receipt_is_sent_after_the_acknowledgement_left_for_the_others(tmp_path: Path) -> None:
+    """R19: a broker killed right after the receipt has left nothing unsent to other regions."""
     async with regions(tmp_path, "us-east") as (east,):
         await publish(east, 3)
         connection = await east.connect()
@@ -214,12 +214,12 @@ async def test_a_receipt_follows_the_acknowledgement_on_its_way_to_the_others(tm
             assert exchange.heard == ["told", "sent"], "the receipt came before the acknowledgement had left"
         exchange.heard.clear()
         await acknowledge(connection, consumer._consumer_id, places[1], 0)
-        assert exchange.heard == ["sent"], "the same again tells nothing new"
+        assert exchange.heard == ["sent"], "a repeat tells the others nothing new"
         await connection.close()
 
 
 class Broken(HeldBarriers):
-    """Makes a mistake of its own."""
+    """Raises an unexpected error."""
 
     def __init__(self, at: str) -> None:
         super().__init__()
@@ -238,8 +238,8 @@ class Broken(HeldBarriers):
 
 @pytest.mark.logs_error("the exchange has a mistake")
 @pytest.mark.parametrize("at", ["told", "sent"])
-async def test_an_acknowledgement_that_others_are_not_told_of_has_its_receipt(tmp_path: Path, at: str) -> None:
-    """It is durable here, and the next comparison tells the others: no mistake of the exchange lets a client wait."""
+async def test_an_acknowledgement_not_sent_to_others_still_has_its_receipt(tmp_path: Path, at: str) -> None:
+    """It is durable here, and the next comparison tells the others: no error in the exchange makes a client wait."""
     async with regions(tmp_path, "us-east") as (east,):
         await publish(east, 4)
         connection = await east.connect()
@@ -255,7 +255,7 @@ async def test_an_acknowledgement_that_others_are_not_told_of_has_its_receipt(tm
 
 
 async def test_each_barrier_opens_for_its_own_consumers_only(tmp_path: Path) -> None:
-    """R20: consumers that left and came again wait for the answers to their own question."""
+    """R20: consumers that left and returned wait for the answers to their own question."""
     async with regions(tmp_path, "us-east") as (east,):
         await publish(east, 3)
         held = HeldBarriers()
@@ -272,7 +272,7 @@ async def test_each_barrier_opens_for_its_own_consumers_only(tmp_path: Path) -> 
         await connection.close()
 
 
-async def test_a_drain_waits_until_the_others_know(tmp_path: Path) -> None:
+async def test_a_drain_waits_until_the_other_regions_know(tmp_path: Path) -> None:
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         await publish(east, 100)
         connection = await east.connect()
@@ -293,8 +293,8 @@ async def test_a_drain_waits_until_the_others_know(tmp_path: Path) -> None:
         await connection.close()
 
 
-async def test_new_partitions_have_their_subscriptions_before_anybody_hears_of_them(tmp_path: Path) -> None:
-    """R15: whoever subscribed to a new partition by himself would begin at its latest message."""
+async def test_new_partitions_have_their_subscriptions_before_anybody_learns_of_them(tmp_path: Path) -> None:
+    """R15: a client that subscribed to a new partition by itself would begin at its latest message."""
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         name = topic_name.parse("persistent://public/default/grows")
         await creation.create_partitioned(east.process.service.opener, name, 2, {})
@@ -331,7 +331,7 @@ def subscriptions_of(topics: dict[str, Topic], name: TopicName) -> dict[str, Sub
 
 
 async def test_r18_a_cumulative_acknowledgement_covers_chunked_messages_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Chunks of two producers are interleaved. What ends behind the acknowledged message comes whole, wherever."""
+    """Chunks of two producers are interleaved. One that ends after the acknowledged message comes whole, anywhere."""
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         connection = await east.connect()
         consumer = await Consumer.subscribe(connection, TOPIC, "s", kind=EXCLUSIVE, replicated=True)

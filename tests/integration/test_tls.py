@@ -33,7 +33,7 @@ REGIONS = ("east", "west")
 
 
 class Secure:
-    """Two regions that serve TLS and speak with each other over nothing else."""
+    """Two regions that serve TLS and use nothing else between them."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory)
@@ -45,7 +45,7 @@ class Secure:
         listed = [
             {
                 "name": name,
-                "service_url": "pulsar://127.0.0.1:1",  # nobody listens there
+                "service_url": "pulsar://127.0.0.1:1",  # nothing listens there
                 "admin_url": "http://127.0.0.1:1",
                 "service_url_tls": f"pulsar+ssl://127.0.0.1:{tls}",
                 "admin_url_tls": f"https://127.0.0.1:{https}",
@@ -91,7 +91,7 @@ class Secure:
         return ssl.create_default_context(cafile=str(self.authority.trusted))
 
     def shown(self, region: str) -> bytes:
-        """The certificate that the broker shows now."""
+        """The certificate that the broker presents now."""
         with (
             socket.create_connection(("127.0.0.1", self.ports[region][2]), 10) as plain,
             self.context().wrap_socket(plain, server_hostname="127.0.0.1") as tls,
@@ -128,7 +128,7 @@ def test_the_client_publishes_and_consumes_over_tls(secure: Secure, scheme: str)
     client.close()
 
 
-def test_lookups_tell_both_addresses(secure: Secure) -> None:
+def test_lookups_give_both_addresses(secure: Secure) -> None:
     answer = secure.brokers["east"].http("GET", "/lookup/v2/topic/persistent/public/default/any").json
     plain, http, *_ = secure.ports["east"]
     assert answer == {
@@ -140,7 +140,7 @@ def test_lookups_tell_both_addresses(secure: Secure) -> None:
     }
 
 
-def test_whoever_trusts_another_authority_does_not_come_in(secure: Secure) -> None:
+def test_a_client_that_trusts_another_authority_does_not_connect(secure: Secure) -> None:
     client = secure.client(secure.service_url("east"), secure.stranger.trusted, patience=2)
     with pytest.raises(pulsar.PulsarException):
         client.create_producer("never")
@@ -161,7 +161,7 @@ def test_old_tls_is_refused(secure: Secure) -> None:
 
 
 @pytest.mark.parametrize("port", [2, 3])
-def test_plain_bytes_on_a_tls_port_harm_nothing(secure: Secure, port: int) -> None:
+def test_unencrypted_bytes_on_a_tls_port_do_no_harm(secure: Secure, port: int) -> None:
     for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(5000), b"\x00\x00\x00\x10\x00\x00\x00\x0c\x08\x02" + bytes(10)):
         with socket.create_connection(("127.0.0.1", secure.ports["east"][port]), 10) as plain:
             plain.sendall(noise)
@@ -172,7 +172,7 @@ def test_plain_bytes_on_a_tls_port_harm_nothing(secure: Secure, port: int) -> No
     assert "Traceback" not in secure.brokers["east"].log()
 
 
-def test_a_renewed_certificate_is_shown_without_a_restart(secure: Secure) -> None:
+def test_a_renewed_certificate_is_presented_without_a_restart(secure: Secure) -> None:
     before = secure.shown("west")
     client = secure.client(secure.service_url("west"))
     producer = client.create_producer("renewed")
@@ -181,15 +181,15 @@ def test_a_renewed_certificate_is_shown_without_a_restart(secure: Secure) -> Non
     assert after != before
     producer.send(b"on the connection of before")
     files.certificate.write_text("half a certifi")
-    assert secure.shown("west") == after, "what cannot be used changes nothing"
+    assert secure.shown("west") == after, "an unusable certificate changes nothing"
     assert "The files read before stay in use" in secure.brokers["west"].log()
     secure.authority.issue("west")
     assert secure.shown("west") not in (before, after)
     client.close()
 
 
-def test_a_client_certificate_must_be_a_trusted_one(secure: Secure) -> None:
-    """Clients are asked for one; none is fine, one of a stranger is not."""
+def test_a_client_certificate_must_be_trusted(secure: Secure) -> None:
+    """Clients are asked for a certificate: none is fine, one of an unknown authority is not."""
     for authority, welcome in ((secure.authority, True), (secure.stranger, False)):
         context = secure.context()
         pair = authority.issue("somebody", "somebody.example")
@@ -204,7 +204,7 @@ def test_a_client_certificate_must_be_a_trusted_one(secure: Secure) -> None:
         assert let_in is welcome
 
 
-def test_regions_speak_over_tls_alone(secure: Secure) -> None:
+def test_regions_use_nothing_but_tls(secure: Secure) -> None:
     """Entries, progress and the remote's admin API: a partitioned topic needs all three."""
     topic = "persistent://public/default/across"
     path = "/admin/v2/persistent/public/default/across/partitions"
@@ -221,7 +221,7 @@ def test_regions_speak_over_tls_alone(secure: Secure) -> None:
         client.close()
 
 
-def test_a_region_whose_certificate_is_a_strangers_is_not_spoken_with(secure: Secure, tmp_path: Path) -> None:
+def test_a_region_with_an_untrusted_certificate_is_not_contacted(secure: Secure, tmp_path: Path) -> None:
     alone = BrokerProcess(
         "south",
         tmp_path / "south",
@@ -243,8 +243,8 @@ def test_a_region_whose_certificate_is_a_strangers_is_not_spoken_with(secure: Se
         wait_until(lambda: "region plain has no brokerServiceUrlTls" in alone.log(), "the missing address")
 
 
-async def test_somebody_between_two_regions_is_noticed(secure: Secure) -> None:
-    """It has a certificate that both believe, and hands on every word; but there are two TLS connections then."""
+async def test_a_man_in_the_middle_between_two_regions_is_detected(secure: Secure) -> None:
+    """It has a certificate that both trust, and relays every byte; but then there are two TLS connections."""
     files = TlsFiles(trusted=secure.authority.trusted)
     options = as_region("south", "east", secure.secret, ClientOptions(tls=client_context(files)))
     direct = await PulsarClientConnection.connect(secure.service_url("east"), options)

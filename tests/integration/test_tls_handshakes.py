@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS handshakes that never end: they are bounded in number and time, and honest clients connect beside them."""
+"""TLS handshakes that never end: bounded in number and time, while honest clients connect."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from support.brokers.free_ports import free_port
 from support.protocol.raw_connection import RawConnection, T
 
 FILES = 2048
-"""Of open files, as the broker believes: few enough to reach the limit quickly."""
+"""The limit of open files that the broker assumes: low enough to reach quickly."""
 HALF_OPEN = 150
-"""To each of two ports: several times as many as there are places."""
+"""Connections to each of two ports: several times as many as there are places."""
 HELLO = bytes.fromhex("160301020001000100")
-"""The beginning of a ClientHello that promises more than comes."""
+"""The beginning of a ClientHello that announces more bytes than follow."""
 PATIENCE = 60.0
 
 
@@ -78,7 +78,7 @@ async def ended(line: Line) -> None:
 async def test_handshakes_that_never_end_keep_no_honest_client_out(
     secure: Secure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Silent ones and half a ClientHello, at both ports: the oldest make room, long before their deadline."""
+    """Silent connections and half ClientHellos, at both ports: the oldest make room long before their deadline."""
     monkeypatch.setattr(tls_listeners, "HANDSHAKE_SECONDS", 3600.0)
     ports = (secure.port, secure.https)
     held = [await half_open(port, said) for _ in range(HALF_OPEN // 2) for said in (b"", HELLO) for port in ports]
@@ -104,10 +104,10 @@ async def test_a_handshake_has_a_deadline(secure: Secure, monkeypatch: pytest.Mo
             line[1].close()
 
 
-async def test_clients_that_leave_amid_the_handshake_leave_nothing_behind(
+async def test_clients_that_leave_during_the_handshake_leave_nothing_behind(
     secure: Secure, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They end their half, or break the connection, before and after their first bytes."""
+    """They close their half of the connection, or reset it, before and after their first bytes."""
     for said in (b"", HELLO, b"GET / HTTP/1.1\r\n\r\n"):
         for breaks in (False, True):
             reader, writer = await half_open(secure.port, said)
@@ -122,8 +122,8 @@ async def test_clients_that_leave_amid_the_handshake_leave_nothing_behind(
     assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
-async def test_what_comes_with_the_end_of_the_handshake_is_heard(secure: Secure) -> None:
-    """A client may send its request in the packet that ends its handshake."""
+async def test_bytes_that_arrive_with_the_end_of_the_handshake_are_read(secure: Secure) -> None:
+    """A client may send its request in the packet that completes its handshake."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether and how topics and subscriptions come to be by being named, and how many there may be."""
+"""Whether and how topics and subscriptions are created automatically, and how many there may be."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def eventually_refused(act: Callable[[], Any], kind: type[Exception]) -> None:
     wait_until(refused, f"{kind.__name__}")
 
 
-def test_topics_are_not_made_where_the_namespace_says_so(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_topics_are_not_created_where_the_namespace_forbids_it(broker: BrokerProcess, client: pulsar.Client) -> None:
     broker.http("PUT", f"{NS}/strict")
     policy(broker, f"{NS}/strict/autoTopicCreation", {"allowAutoTopicCreation": False, "topicType": "non-partitioned"})
     with pytest.raises(pulsar.TopicNotFound):
@@ -61,8 +61,8 @@ def test_topics_are_not_made_where_the_namespace_says_so(broker: BrokerProcess, 
     client.create_producer("public/strict/now").close()
 
 
-def test_a_subscription_that_is_made_over_the_api_makes_its_topic(broker: BrokerProcess) -> None:
-    """As a consumer would, where the namespace's topics are made by themselves: tools make subscriptions first."""
+def test_a_subscription_created_over_the_api_creates_its_topic(broker: BrokerProcess) -> None:
+    """As a consumer would, where the namespace creates topics automatically: tools create subscriptions first."""
     for namespace, value in (
         ("subscribed", {"allowAutoTopicCreation": True, "topicType": "non-partitioned"}),
         ("divided", {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}),
@@ -81,7 +81,7 @@ def test_a_subscription_that_is_made_over_the_api_makes_its_topic(broker: Broker
 
 
 def test_the_wire_says_that_a_topic_is_not_found(broker: BrokerProcess) -> None:
-    """Commands as clients of all ages send them, without asking for the number of partitions first."""
+    """Commands as old and new clients send them, without asking for the number of partitions first."""
     broker.http("PUT", f"{NS}/wired")
     off = {"allowAutoTopicCreation": False, "topicType": "non-partitioned"}
     policy(broker, f"{NS}/wired/autoTopicCreation", off)
@@ -115,7 +115,9 @@ def test_the_wire_says_that_a_topic_is_not_found(broker: BrokerProcess) -> None:
     asyncio.run(story())
 
 
-def test_partitioned_topics_are_made_where_the_namespace_says_so(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_partitioned_topics_are_created_where_the_namespace_says_so(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
     broker.http("PUT", f"{NS}/parts")
     many = {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}
     policy(broker, f"{NS}/parts/autoTopicCreation", many)
@@ -127,8 +129,8 @@ def test_partitioned_topics_are_made_where_the_namespace_says_so(broker: BrokerP
     assert broker.http("POST", f"{NS}/parts/autoTopicCreation", wrong).status == 412
 
 
-def test_subscriptions_are_not_made_where_the_topic_says_so(broker: BrokerProcess, client: pulsar.Client) -> None:
-    """The Python client goes on asking when a subscription is not found, so what it is told is seen on the wire."""
+def test_subscriptions_are_not_created_where_the_topic_forbids_it(broker: BrokerProcess, client: pulsar.Client) -> None:
+    """The Python client keeps asking when a subscription is not found, so the answer is checked on the wire."""
     path = f"{TOPICS}/default/closed"
     broker.http("PUT", path)
     policy(broker, f"{path}/autoSubscriptionCreation", {"allowAutoSubscriptionCreation": False})
@@ -153,12 +155,12 @@ def test_subscriptions_are_not_made_where_the_topic_says_so(broker: BrokerProces
     assert asyncio.run(answer("new")) == ServerError.SUBSCRIPTION_NOT_FOUND
     assert broker.http("PUT", f"{path}/subscription/made").status == 204
     client.subscribe("closed", "made").close()
-    client.create_reader("closed", pulsar.MessageId.earliest).close()  # a reader keeps nothing, so it needs no leave
+    client.create_reader("closed", pulsar.MessageId.earliest).close()  # a reader creates no subscription
     assert broker.http("DELETE", f"{path}/autoSubscriptionCreation").status == 204
     wait_until(lambda: asyncio.run(answer("new")) == -1, "subscriptions to be made again")
 
 
-def test_how_many_topics_a_namespace_may_have(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_the_number_of_topics_of_a_namespace_is_limited(broker: BrokerProcess, client: pulsar.Client) -> None:
     broker.http("PUT", f"{NS}/small")
     policy(broker, f"{NS}/small/maxTopicsPerNamespace", 3)
     assert broker.http("PUT", f"{TOPICS}/small/p/partitions", 2).status == 204
@@ -171,7 +173,7 @@ def test_how_many_topics_a_namespace_may_have(broker: BrokerProcess, client: pul
     client.create_producer("public/small/two").close()
 
 
-def test_how_many_may_consume_and_how(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_consumers_are_limited_in_number_and_kind(broker: BrokerProcess, client: pulsar.Client) -> None:
     path, topic = f"{TOPICS}/default/limited", "limited"
     shared = {"consumer_type": pulsar.ConsumerType.Shared}
     kept = [client.subscribe(topic, "a", **shared), client.subscribe(topic, "a", **shared)]
@@ -203,7 +205,9 @@ def _unless(kind: type[Exception], act: Callable[[], Any]) -> Any:
         return None
 
 
-def test_messages_are_as_large_and_as_late_as_the_topic_allows(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_messages_are_at_most_as_large_and_as_delayed_as_the_topic_allows(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
     path = f"{TOPICS}/default/bounded"
     producer = client.create_producer("bounded", batching_enabled=False)
     consumer = client.subscribe("bounded", "s", consumer_type=pulsar.ConsumerType.Shared)
@@ -233,7 +237,7 @@ def test_messages_are_as_large_and_as_late_as_the_topic_allows(broker: BrokerPro
 
 
 async def _refusals(port: int, topic: str) -> None:
-    """Send what is too large or too late, and what is neither."""
+    """Send messages that are too large or delayed too long, and others that are neither."""
     raw = await RawConnection.open(port)
     name = (await raw.producer(topic)).producer_name
     cases = [(b"x" * 5000, 0), (b"x" * 1000, 0), (b"x" * 900, 0), (b"late", 60_001), (b"soon", 60_000)]
@@ -251,7 +255,7 @@ async def _refusals(port: int, topic: str) -> None:
     await raw.close()
 
 
-def test_what_is_not_acknowledged_is_bounded_by_the_topic(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_unacknowledged_messages_are_limited_by_the_topic(broker: BrokerProcess, client: pulsar.Client) -> None:
     path = f"{TOPICS}/default/unacked"
     broker.http("PUT", path)
     policy(broker, f"{path}/maxUnackedMessagesOnConsumer", 4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which topics a namespace has: pattern consumers find new ones, and watchers hear of them, in every region."""
+"""The topics of a namespace: pattern consumers find new ones, and watchers are told of them, in every region."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def watch(connection: RawConnection, pattern: str, known: str | None = Non
     return answer
 
 
-async def test_a_watcher_hears_what_is_made_and_deleted(regions: RegionsProcess) -> None:
+async def test_a_watcher_is_told_of_created_and_deleted_topics(regions: RegionsProcess) -> None:
     east = await raw(regions, "east")
     first = await watch(east, "public/default/watched-.*")
     assert (list(first.topic), first.topics_hash) == ([], digest([]))
@@ -54,7 +54,7 @@ async def test_a_watcher_hears_what_is_made_and_deleted(regions: RegionsProcess)
     await east.close()
 
 
-async def test_a_watcher_hears_what_comes_from_another_region(regions: RegionsProcess) -> None:
+async def test_a_watcher_is_told_of_topics_from_another_region(regions: RegionsProcess) -> None:
     west = await raw(regions, "west")
     await watch(west, "public/default/(far|wide)-.*")
     client = connect(regions.service_url("east"))
@@ -73,7 +73,7 @@ async def test_a_watcher_hears_what_comes_from_another_region(regions: RegionsPr
 
 @pytest.fixture
 def asked_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client takes ``pattern_auto_discovery_period`` and does not hand it on: it asks once a minute."""
+    """The client accepts ``pattern_auto_discovery_period`` but does not pass it on: it asks once a minute."""
 
     def configuration() -> _pulsar.ConsumerConfiguration:
         made = plain()
@@ -86,7 +86,7 @@ def asked_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("asked_every_second")
 @pytest.mark.parametrize("domain", ["persistent", "non-persistent"])
-def test_a_pattern_consumer_finds_topics_made_later(regions: RegionsProcess, domain: str) -> None:
+def test_a_pattern_consumer_finds_topics_created_later(regions: RegionsProcess, domain: str) -> None:
     client = connect(regions.service_url("west"))
     first = client.create_producer(f"{domain}://public/default/{domain}-found-1")
     modes = {"persistent": pulsar.RegexSubscriptionMode.PersistentOnly}
@@ -110,7 +110,7 @@ def test_a_pattern_consumer_finds_topics_made_later(regions: RegionsProcess, dom
     client.close()
 
 
-def test_of_a_namespace_with_both_kinds_each_is_listed(regions: RegionsProcess) -> None:
+def test_both_kinds_of_topics_of_a_namespace_are_listed(regions: RegionsProcess) -> None:
     assert regions.http("east", "PUT", "/admin/v2/namespaces/public/both", {}).status == 204
     for domain in ("persistent", "non-persistent"):
         assert regions.http("east", "PUT", f"/admin/v2/{domain}/public/both/one").status == 204

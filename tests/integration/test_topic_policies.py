@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies of topics over real HTTP, and what they do to real clients within a second."""
+"""Topic policies over real HTTP, and their effect on real clients within a second."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_policy_is_set_read_and_removed(
     assert broker.http("POST", f"{TOPICS}/many-partition-0/{policy}", value).status == 412
 
 
-def test_a_topic_goes_before_its_namespace_and_only_where_it_says_something(broker: BrokerProcess) -> None:
+def test_a_topics_policy_overrides_its_namespaces_only_where_it_is_set(broker: BrokerProcess) -> None:
     broker.http("PUT", f"{TOPICS}/levels")
     quota = {"limitSize": 1000, "limitTime": -1, "policy": "producer_exception"}
     age = {"limitSize": -1, "limitTime": 60, "policy": "consumer_backlog_eviction"}
@@ -91,13 +91,13 @@ def test_a_topic_goes_before_its_namespace_and_only_where_it_says_something(brok
     assert broker.http("POST", f"{TOPICS}/levels/messageTTL?messageTTL=70").status == 204
     assert broker.http("GET", f"{TOPICS}/levels/messageTTL?applied=true").json == 70
     assert broker.http("DELETE", f"{NS}/messageTTL").status == 204
-    # What was set goes with the topic: the next one of that name begins without.
+    # Policies are deleted with the topic: the next one of that name begins without them.
     assert broker.http("DELETE", f"{TOPICS}/levels").status == 204
     assert broker.http("PUT", f"{TOPICS}/levels").status == 204
     assert broker.http("GET", f"{TOPICS}/levels/messageTTL").status == 204
 
 
-def test_producers_are_limited_by_the_topic_over_the_namespace(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_the_topics_limit_of_producers_overrides_the_namespaces(broker: BrokerProcess, client: pulsar.Client) -> None:
     kept = [client.create_producer("crowded")]
     assert broker.http("POST", f"{NS}/maxProducersPerTopic", 1).status == 204
     assert broker.http("POST", f"{TOPICS}/crowded/maxProducers", 2).status == 204
@@ -124,7 +124,7 @@ def test_producers_are_limited_by_the_topic_over_the_namespace(broker: BrokerPro
 
 
 def test_a_topic_deduplicates_although_its_namespace_does_not(broker: BrokerProcess, client: pulsar.Client) -> None:
-    """Switched on and off under a connected producer, and it stays on over a restart."""
+    """It is switched on and off under a connected producer, and stays on across a restart."""
     producer = client.create_producer("once", producer_name="p")
     assert broker.http("POST", f"{TOPICS}/once/deduplicationEnabled", True).status == 204
 
@@ -149,7 +149,9 @@ def test_a_topic_deduplicates_although_its_namespace_does_not(broker: BrokerProc
     again.close()
 
 
-def test_a_topics_retention_keeps_what_its_namespace_gives_back(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_a_topics_retention_keeps_what_its_namespaces_would_delete(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
     def ledgers(topic: str) -> int:
         return len(broker.http("GET", f"{TOPICS}/{topic}/internalStats").json["ledgers"])
 

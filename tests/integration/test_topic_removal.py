@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics go when they are deleted, and by themselves when nobody uses them and somebody said so; never otherwise."""
+"""Topics are deleted on request, or by policy when nobody uses them; never otherwise."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_deleting_with_clients_and_with_schemas(broker: BrokerProcess, client: p
     assert listed(broker, "byhand") == set()
     assert broker.http("PUT", f"{TOPICS}/byhand/t").status == 204
     assert broker.http("GET", schema).status == 200
-    producer.close()  # it would come back, and bring its schema along
+    producer.close()  # it would return, and bring its schema along
     consumer.close()
     wait_until(lambda: broker.http("DELETE", f"{TOPICS}/byhand/t?force=true&deleteSchema=true").status == 204, "it")
     broker.http("PUT", f"{TOPICS}/byhand/t")
     assert broker.http("GET", schema).status == 404
 
 
-async def test_a_producer_that_comes_during_a_deletion_leaves_no_schema(
+async def test_a_producer_that_connects_during_a_deletion_leaves_no_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with broker_inside(tmp_path) as inside:
@@ -98,7 +98,7 @@ async def test_a_producer_that_comes_during_a_deletion_leaves_no_schema(
         await wire.close()
 
 
-def test_topics_that_nobody_uses_go_where_policies_say_so(broker: BrokerProcess, client: pulsar.Client) -> None:
+def test_unused_topics_are_deleted_where_policies_say_so(broker: BrokerProcess, client: pulsar.Client) -> None:
     broker.http("PUT", f"{NS}/idle")
     for name in ("gone", "subscribed", "retained", "used", "kept"):
         client.create_producer(f"public/idle/{name}").close()
@@ -111,8 +111,10 @@ def test_topics_that_nobody_uses_go_where_policies_say_so(broker: BrokerProcess,
     assert broker.http("POST", f"{NS}/idle/inactiveTopicPolicies", SOON).status == 204
     left = {"subscribed", "retained", "used", "kept"}
     wait_until(lambda: listed(broker, "idle") == left, "the unused topics to go")
-    assert broker.http("GET", f"{TOPICS}/idle/parts/partitions").json["partitions"] == 2, "only what it holds goes"
-    # Now those whose subscriptions have everything, too.
+    assert broker.http("GET", f"{TOPICS}/idle/parts/partitions").json["partitions"] == 2, (
+        "the number of partitions stays"
+    )
+    # Now those whose subscriptions acknowledged everything, too.
     consumer = client.subscribe("public/idle/behind", "s")
     client.create_producer("public/idle/behind").send(b"not read")
     consumer.close()
@@ -126,29 +128,31 @@ def test_topics_that_nobody_uses_go_where_policies_say_so(broker: BrokerProcess,
 
 
 def an_hour_passes(service: TopicService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock alone."""
+    """Only the clock moves."""
     now_ms = service.parts.scheduler.now_ms
     monkeypatch.setattr(service.parts.scheduler, "now_ms", lambda: now_ms() + 3_600_000)
 
 
 def ruled_by(service: TopicService, rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They hold for every topic."""
+    """Set policies that apply to every topic."""
     monkeypatch.setattr(service.parts.catalog, "rules", lambda *_: rules)
 
 
 async def opened(service: TopicService, rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Topic:
-    """A topic in the default namespace, which these rules hold for."""
+    """A topic in the default namespace, to which these policies apply."""
     ruled_by(service, rules, monkeypatch)
     return await service.opener.topic(parse("t"), create=True)
 
 
 async def expire(region: Region) -> None:
-    """Delete the subscriptions that were unused for as long as their topics' rules say."""
+    """Delete the subscriptions unused for as long as their topics' policies say."""
     process = region.process
     await expire_subscriptions(process.service.registry, partial(used_elsewhere, process.admin))
 
 
-async def test_what_may_be_used_in_other_regions_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_topics_and_subscriptions_possibly_used_in_other_regions_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules = Rules(inactive_topics=InactiveTopics(True, CAUGHT_UP_MODE, 60), subscription_expiration_minutes=30)
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         service, there = east.process.service, west.process.service
@@ -157,7 +161,7 @@ async def test_what_may_be_used_in_other_regions_stays(tmp_path: Path, monkeypat
             topic.subscribing.create_subscription(name, EARLIEST, replicated=replicated)
         await until(lambda: topic.name in there.topics and "everywhere" in there.topics[topic.name].subscriptions)
         await expire(east)
-        assert set(topic.subscriptions) == {"alone", "everywhere"}, "nobody used them for a moment only"
+        assert set(topic.subscriptions) == {"alone", "everywhere"}, "they were unused only for a moment"
         an_hour_passes(service, monkeypatch)
         await remove_unused(service.opener)
         assert service.topics[topic.name] is topic
@@ -169,7 +173,7 @@ async def test_what_may_be_used_in_other_regions_stays(tmp_path: Path, monkeypat
 async def test_a_subscription_that_no_region_uses_expires_in_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R16: inactivity is no consumer in any region, and a region that cannot be asked forbids removal."""
+    """R16: inactive means no consumer in any region; an unreachable region prevents the removal."""
     rules = Rules(subscription_expiration_minutes=30)
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         service, there = east.process.service, west.process.service
@@ -185,7 +189,7 @@ async def test_a_subscription_that_no_region_uses_expires_in_all(
         an_hour_passes(there, monkeypatch)
         await west.stop()
         await expire(east)
-        assert "s" in topic.subscriptions, "the west cannot be asked"
+        assert "s" in topic.subscriptions, "the west is unreachable"
         await west.start()
         there = west.process.service
         await until(lambda: topic.name in there.topics and "s" in there.topics[topic.name].subscriptions)
@@ -196,8 +200,8 @@ async def test_a_subscription_that_no_region_uses_expires_in_all(
         await until(lambda: "s" not in there.topics[topic.name].subscriptions)
 
 
-async def test_a_deletion_that_is_told_twice_makes_nothing_and_takes_nothing_made_since(tmp_path: Path) -> None:
-    """R8: links tell of a deletion, and so does the request that asks for it. A partition that was made only to be
+async def test_a_deletion_reported_twice_creates_nothing_and_deletes_nothing_created_since(tmp_path: Path) -> None:
+    """R8: a deletion is reported by links and by the request that asks for it. A partition that was created only to be
     deleted was taken for a new topic by the other regions, and stayed."""
     async with regions(tmp_path, "us-east") as (east,):
         service, base = east.process.service, parse("persistent://public/default/told")
@@ -229,10 +233,10 @@ async def test_a_deletion_that_is_told_twice_makes_nothing_and_takes_nothing_mad
         assert alone.failure is None
 
 
-async def test_who_asks_for_a_topic_that_is_being_deleted_does_not_make_it_again(
+async def test_asking_for_a_topic_that_is_being_deleted_does_not_recreate_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R8: as another region does, before it deletes it too. Its partitions came back, and stayed, in both."""
+    """R8: another region asks before it deletes the topic too. Its partitions came back, and stayed, in both."""
     async with regions(tmp_path, "us-east") as (east,), aiohttp.ClientSession() as http:
         service, base = east.process.service, parse("persistent://public/default/asked")
         await creation.create_partitioned(service.opener, base, 2, {})
@@ -254,14 +258,14 @@ async def test_who_asks_for_a_topic_that_is_being_deleted_does_not_make_it_again
         assert await service.parts.catalog.topics.names("public/default") == []
 
 
-async def test_what_is_to_be_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retention counts from the last use, whatever was stored."""
+async def test_retained_topics_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention counts from the last use, whatever the topic stores."""
     rule = InactiveTopics(True, CAUGHT_UP_MODE, 60)
     async with regions(tmp_path, "alone") as (region,):
         service = region.process.service
         topic = await opened(service, Rules(inactive_topics=rule), monkeypatch)
         await remove_unused(service.opener)
-        assert service.topics.get(topic.name) is topic, "nobody used it for a moment only"
+        assert service.topics.get(topic.name) is topic, "it was unused only for a moment"
         an_hour_passes(service, monkeypatch)
         for retention in (Retention(-1, -1), Retention(-1, 5), Retention(90, 100)):
             ruled_by(service, Rules(inactive_topics=rule, retention=retention), monkeypatch)

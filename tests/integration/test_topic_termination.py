@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terminated topics: nothing more comes in, everything can be read, and consumers hear of the end."""
+"""Terminated topics: nothing more is accepted, everything can be read, and consumers are told of the end."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_nothing_comes_after_the_end_and_all_before_it_is_read(broker: BrokerPro
         read.append(reader.read_next(PATIENCE_MS).data())
     assert read == [b"%d" % number for number in range(5)]
     client.close()
-    # Deleting it is the way to begin anew.
+    # Deleting it is the way to start over.
     assert broker.http("DELETE", f"{TOPICS}/story").status == 204
     client = connect(broker.service_url)
     client.create_producer("story").send(b"a new one")
     client.close()
 
 
-def test_consumers_hear_of_the_end_when_they_acknowledged_everything(broker: BrokerProcess) -> None:
+def test_consumers_are_told_of_the_end_when_everything_is_acknowledged(broker: BrokerProcess) -> None:
     topic = f"{FULL}/wire"
 
     async def subscribe(raw: RawConnection, number: int, **fields: Any) -> None:
@@ -88,13 +88,13 @@ def test_consumers_hear_of_the_end_when_they_acknowledged_everything(broker: Bro
         raw.say(
             T.ACK, pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, message_id=[ids[1]], request_id=7)
         )
-        await raw.hear(T.ACK_RESPONSE)  # one is open still: no word of the end
+        await raw.hear(T.ACK_RESPONSE)  # one message is unacknowledged: nobody is told of the end
         raw.say(
             T.ACK, pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual, message_id=[ids[0]], request_id=8)
         )
         heard = {(await raw.hear_any())[0] for _ in range(2)}
         assert heard == {T.ACK_RESPONSE, T.REACHED_END_OF_TOPIC}
-        # Who comes when all is acknowledged hears it at once, after its own success; others hear nothing.
+        # A consumer that subscribes when all is acknowledged is told at once, after its success; others hear nothing.
         await subscribe(raw, 2, initialPosition=pb.CommandSubscribe.Latest)
         assert (await raw.hear(T.REACHED_END_OF_TOPIC)).consumer_id == 2
         await subscribe(raw, 3)
@@ -109,7 +109,7 @@ def test_consumers_hear_of_the_end_when_they_acknowledged_everything(broker: Bro
 
 
 def test_a_client_that_does_not_know_the_end_keeps_its_connection(broker: BrokerProcess) -> None:
-    """The clients for C++, Python and Go close the connection at a command that they do not know."""
+    """The C++, Python and Go clients close the connection at a command that they do not know."""
 
     def address() -> str:
         consumers = broker.http("GET", f"{TOPICS}/beside-it/stats").json["subscriptions"]["s"]["consumers"]
@@ -134,7 +134,7 @@ def test_a_client_that_does_not_know_the_end_keeps_its_connection(broker: Broker
     client.close()
 
 
-def test_a_partitioned_topic_ends_partition_by_partition(broker: BrokerProcess) -> None:
+def test_a_partitioned_topic_is_terminated_partition_by_partition(broker: BrokerProcess) -> None:
     client = connect(broker.service_url)
     assert broker.http("PUT", f"{TOPICS}/parts/partitions", 2).status == 204
     assert broker.http("POST", f"{TOPICS}/parts/terminate").status == 405
@@ -148,7 +148,7 @@ def test_a_partitioned_topic_ends_partition_by_partition(broker: BrokerProcess) 
     client.close()
 
 
-async def test_what_other_regions_publish_waits_there_and_their_status_says_why(tmp_path: Path) -> None:
+async def test_messages_of_other_regions_wait_there_and_their_status_says_why(tmp_path: Path) -> None:
     topic = f"{FULL}/far"
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         connection = await east.connect()

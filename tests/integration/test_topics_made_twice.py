@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic that two make at once: an Apache Pulsar makes topics by the admin API as their first consumers come here."""
+"""A topic created by two at once: Apache Pulsar creates topics by the admin API as their first consumers come here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 from support.protocol.raw_connection import RawConnection
 
 
-async def test_a_topic_that_is_made_while_a_client_opens_it_is_served(
+async def test_a_topic_that_is_created_while_a_client_opens_it_is_served(
     inside: BrokerProcess, wire: RawConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allow, made = opening._may_create, []

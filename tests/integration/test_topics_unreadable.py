@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that was put back to an older version: a topic of which it finds what it cannot read is refused with the
-reason, and no other topic suffers."""
+"""A broker downgraded to an older version: a topic with data that it cannot read is refused with the
+reason, and other topics are unaffected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.protocol.raw_connection import RawConnection, T
 NEWER, PLAIN = "persistent://public/default/a-newer", "persistent://public/default/b-plain"
 
 
-async def test_it_is_refused_with_the_reason_and_the_others_are_opened(tmp_path: Path) -> None:
+async def test_an_unreadable_topic_is_refused_with_the_reason_and_the_others_are_opened(tmp_path: Path) -> None:
     async with broker_inside(tmp_path) as inside:
         newer, _ = [await inside.service.opener.topic(parse(name), create=True) for name in (NEWER, PLAIN)]
         later = cast("Kind", 200)

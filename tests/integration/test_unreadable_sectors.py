@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries that the storage cannot read: a sector costs the subscriptions that read there, a ledger that is gone the
-topic. Both are tried again after growing pauses."""
+"""Entries that the storage cannot read: a bad sector stops the subscriptions that read there, a lost ledger the
+topic. Both are retried after growing pauses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.protocol.raw_connection import RawConnection, T
 TOPIC = "persistent://public/default/t"
 STATS = "/admin/v2/persistent/public/default/t"
 BACKOFF_SECONDS = 0.005
-"""Of clients in a hurry."""
+"""Settings for impatient clients."""
 
 
 async def publish(inside: BrokerProcess, count: int) -> None:
@@ -36,7 +36,7 @@ async def publish(inside: BrokerProcess, count: int) -> None:
 
 
 async def consume(inside: BrokerProcess, got: list[tuple[int, int]]) -> None:
-    """Subscribe again whenever the broker sends the consumer away, until cancelled."""
+    """Subscribe again whenever the broker closes the consumer, until cancelled."""
     wire = await RawConnection.open(inside.settings.network.broker_service_port)
     asked = pb.CommandSubscribe(topic=TOPIC, subscription="sub", consumer_id=1, request_id=1)
     asked.subType, asked.initialPosition = pb.CommandSubscribe.Exclusive, pb.CommandSubscribe.Earliest
@@ -57,7 +57,7 @@ async def consume(inside: BrokerProcess, got: list[tuple[int, int]]) -> None:
 
 
 async def refusal(inside: BrokerProcess) -> pb.CommandError | None:
-    """What a new producer hears; None: it is welcome."""
+    """The error a new producer gets; None: it is admitted."""
     wire = await RawConnection.open(inside.settings.network.broker_service_port)
     wire.ask_producer(TOPIC)
     command: Any = await wire.hear_any()
@@ -70,7 +70,7 @@ async def admin(inside: BrokerProcess, method: str, path: str) -> HttpAnswer:
 
 
 @pytest.mark.parametrize("deletes", [False, True])
-async def test_a_bad_sector_costs_the_subscription_that_reads_it(tmp_path: Path, deletes: bool) -> None:
+async def test_a_bad_sector_stops_only_the_subscription_that_reads_it(tmp_path: Path, deletes: bool) -> None:
     disk, got = BadSector(), list[tuple[int, int]]()
     async with broker_on(tmp_path, lambda _: disk, {"managedLedgerMaxEntriesPerLedger": 5}) as inside:
         await publish(inside, 12)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A subscription goes only when nobody consumes it, also where a consumer comes while other regions are asked (R16)."""
+"""A subscription is deleted only if nobody consumes it, even if a consumer comes while regions are asked (R16)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_consumer_that_comes_while_regions_are_asked_keeps_the_subscript
         await wire.close()
 
 
-async def test_a_second_consumer_that_comes_meanwhile_keeps_it_from_the_first_one(
+async def test_a_second_consumer_that_comes_meanwhile_stops_the_first_ones_unsubscribe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with regions(tmp_path, "us", "eu") as (us, _):
@@ -82,7 +82,7 @@ async def test_a_second_consumer_that_comes_meanwhile_keeps_it_from_the_first_on
         await first.close()
 
 
-async def test_one_that_was_made_meanwhile_under_the_name_is_not_deleted(
+async def test_a_subscription_created_meanwhile_under_the_name_is_not_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with regions(tmp_path, "us", "eu") as (us, _):

@@ -83,7 +83,7 @@ class Up:
         raise AssertionError(f"ended with {self.process.wait()} before saying {pattern!r}:\n{''.join(lines)}")
 
     def end(self) -> tuple[int, str]:
-        """Its exit code and the rest of what it said."""
+        """Its exit code and the rest of its output."""
         output, _ = self.process.communicate(timeout=SECONDS_MAX)
         return self.process.returncode, output
 
@@ -97,7 +97,7 @@ Launch = Callable[..., Up]
 
 @pytest.fixture
 def launch() -> Iterator[Launch]:
-    """Starts supervisors that end with the test, whatever its outcome. Its arguments are those of ``Up``."""
+    """Starts supervisors that end with the test, whatever its outcome. Takes the arguments of ``Up``."""
     started: list[Up] = []
 
     def one(*arguments: Any, **more: Any) -> Up:
@@ -119,10 +119,10 @@ def wait_until_gone(pids: list[int]) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that waits for its parent to ask for its exit code does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone before the file was opened, or while it was read
+    except (FileNotFoundError, ProcessLookupError):  # it ended before the file was opened, or while it was read
         return False
 
 
@@ -174,7 +174,7 @@ def test_several_regions_of_several_brokers(tmp_path: Path, launch: Launch) -> N
     assert up.end()[0] == 0
 
 
-def test_what_each_region_is_told(tmp_path: Path, launch: Launch) -> None:
+def test_the_environment_of_each_region(tmp_path: Path, launch: Launch) -> None:
     up = launch(tmp_path / "d", maxMessageSize="2048", environment={"MERIDIAN_logLevel": "debug"})
     up.read_until("All regions are up")
     settings = load(tmp_path / "d" / "eu" / "broker.conf", (), {})
@@ -219,7 +219,7 @@ def test_a_broker_that_dies_is_reported_and_the_others_go_on(tmp_path: Path, lau
     assert "eu stopped in" in rest
 
 
-def test_a_broker_that_does_not_start_ends_all_with_its_log(tmp_path: Path, launch: Launch) -> None:
+def test_a_broker_that_does_not_start_stops_all_and_its_log_is_shown(tmp_path: Path, launch: Launch) -> None:
     up = launch(tmp_path / "d", mode="dies")
     code, output = up.end()
     assert code == 1
@@ -232,7 +232,7 @@ def test_a_broker_that_does_not_stop_is_killed(tmp_path: Path, launch: Launch) -
     up = launch(tmp_path / "d", mode="stubborn", brokerShutdownTimeoutMs="3600000")
     up.read_until("All regions are up")
     pids = list(up.pids().values())
-    # The first signal begins the drain, which would take an hour; the second says not to wait.
+    # The first signal begins the drain, which would take an hour; the second ends the wait.
     up.process.send_signal(signal.SIGINT)
     up.read_until("Stopping")
     up.process.send_signal(signal.SIGINT)
@@ -242,7 +242,7 @@ def test_a_broker_that_does_not_stop_is_killed(tmp_path: Path, launch: Launch) -
     wait_until_gone(pids)
 
 
-def test_no_broker_outlives_a_supervisor_that_is_killed(tmp_path: Path, launch: Launch) -> None:
+def test_no_broker_survives_a_supervisor_that_is_killed(tmp_path: Path, launch: Launch) -> None:
     up = launch(tmp_path / "d")
     up.read_until("All regions are up")
     pids = list(up.pids().values())
@@ -263,7 +263,7 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path, launch: La
     assert not (tmp_path / "d" / "regions.json").exists()
 
 
-def test_one_directory_is_for_one_supervisor_and_one_kind_of_metadata(tmp_path: Path, launch: Launch) -> None:
+def test_a_directory_is_for_one_supervisor_and_one_kind_of_metadata(tmp_path: Path, launch: Launch) -> None:
     up = launch(tmp_path / "d")
     up.read_until("All regions are up")
     with pytest.raises(UpFailed, match="another `meridian up` runs"):

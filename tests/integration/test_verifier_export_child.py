@@ -36,7 +36,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory, simulation: Simulation) 
 
 
 def described(directory: Path) -> str:
-    """Where the ledgers are, as a broker tells it."""
+    """The location of the ledgers, as a broker describes it."""
     return json.dumps({"directory": str(directory / "log")})
 
 
@@ -84,7 +84,7 @@ def test_a_reader_goes_on_after_the_rows_it_has(directory: Path, table: str) -> 
         assert read(directory, table, "--after", str(after)) == rows[after:]
 
 
-def test_what_is_not_confirmed_in_the_snapshot_is_not_exported(directory: Path, simulation: Simulation) -> None:
+def test_entries_not_confirmed_in_the_snapshot_are_not_exported(directory: Path, simulation: Simulation) -> None:
     cut = record(TOPIC, simulation.regions[REGION], earlier=False)
     cut["ledgers"] = [{**cut["ledgers"][0], "entries": 2}]
     write_snapshot(directory / "cut", [cut])
@@ -92,7 +92,7 @@ def test_what_is_not_confirmed_in_the_snapshot_is_not_exported(directory: Path, 
     assert [(row["ledger"], row["entry"]) for row in rows] == [(cut["ledgers"][0]["id"], at) for at in (0, 1)]
 
 
-def test_progress_says_every_ack(directory: Path, simulation: Simulation) -> None:
+def test_progress_contains_every_ack(directory: Path, simulation: Simulation) -> None:
     region = simulation.regions[REGION]
     rows = read(directory, "progress")
     for name, acks in region.later.items():
@@ -106,7 +106,7 @@ def test_progress_says_every_ack(directory: Path, simulation: Simulation) -> Non
             assert whole == (acks.get(entry, 0) == (1 << entry.messages) - 1)
 
 
-def test_a_ledger_that_is_gone_breaks_the_stream_off(directory: Path, simulation: Simulation) -> None:
+def test_a_missing_ledger_cuts_the_stream_short(directory: Path, simulation: Simulation) -> None:
     lost = record(TOPIC, simulation.regions[REGION], earlier=False)
     lost["ledgers"].append({"id": 999_999, "entries": 3, "size": 0, "sealed": True})
     write_snapshot(directory / "lost", [lost])
@@ -131,14 +131,14 @@ def test_wrong_arguments(directory: Path, arguments: tuple[str, ...], code: int)
     assert b"Traceback" not in done.stderr
 
 
-def test_a_snapshot_that_is_none(directory: Path) -> None:
+def test_an_invalid_snapshot(directory: Path) -> None:
     (directory / "broken").write_text("{}\nnot json\n")
     done = child(directory, "--table", "topics", snapshot="broken")
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(directory: Path) -> None:
+def test_a_reader_that_disconnects_ends_it_quietly(directory: Path) -> None:
     files = (
         "--snapshot-file",
         str(directory / "snapshot"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Spark job of the verifier on live regions that keep their metadata equal: nothing is wrong while they write, and
-a path that one of them lacks is named, with both stamps."""
+"""The verifier's Spark job on live regions that keep their metadata equal: it finds nothing while they write, and
+names a path that one of them lacks, with both stamps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def verified(spark: SparkSession, regions: dict[str, BrokerProcess]) -> Verdict:
 
 
 async def write_behind_the_brokers_back(url: str, region: str, path: str) -> Stamp:
-    """With a stamp of the future, so the other region sets it aside until then."""
+    """With a timestamp in the future, so the other region defers it until then."""
     stamp = Stamp(time.time_ns() // 1_000_000 + 3_600_000, 0, region)
     store = await EtcdMetadataStore.connect(url, metadata_of(region))
     await store.put(path, encode({}, stamp))
@@ -64,7 +64,7 @@ async def write_behind_the_brokers_back(url: str, region: str, path: str) -> Sta
     return stamp
 
 
-def test_a_path_that_a_region_lacks_is_found_and_nothing_while_they_write(
+def test_a_path_missing_in_a_region_is_found_and_nothing_else_while_they_write(
     spark: SparkSession, regions: dict[str, BrokerProcess], etcd_server: EtcdServer
 ) -> None:
     is_over = threading.Event()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole verification in Spark, over HTTP, from real encoder children: one sound topic and one with known faults."""
+"""The whole verification in Spark, over HTTP, from real encoder children: one sound topic, one with known faults."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def broken() -> Simulation:
-    """us-west forgot one ack that both others have."""
+    """A world in which us-west lacks one ack that both others have."""
     simulation = Simulation(11, 200, base=50_000, trim=False)
     west, name = simulation.regions["us-west"], SUBSCRIPTIONS[0]
     entry = next(
@@ -81,10 +81,10 @@ def test_the_fault_is_found_and_nothing_else(spark: SparkSession, regions: list[
     assert "us-west" in html
 
 
-def test_faults_of_a_shadow_are_found_and_sound_ones_are_not(
+def test_faults_of_a_shadow_are_found_and_sound_shadows_pass(
     spark: SparkSession, regions: list[ServedRegion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three shadows: one as it should be, one whose subscription passed an entry, one that lacks a ledger."""
+    """Three shadows: one sound, one whose subscription skipped an entry, one that lacks a ledger."""
     east = regions[0]
     log = Simulation(5, 300, trim=False).regions["us-east"].log
     acks = {copy.entry: whole(copy.entry) for copy in log[: len(log) // 2] if not copy.entry.marker}
@@ -118,10 +118,10 @@ def test_faults_of_a_shadow_are_found_and_sound_ones_are_not(
     assert (states[SOUND], states["v-good"], states["v-short"]) == (State.ALIGNED, State.ALIGNED, State.MISALIGNED)
 
 
-def test_what_may_be_behind_for_longer_is_compared_again_then(
+def test_what_may_lag_longer_is_compared_again_later(
     spark: SparkSession, regions: list[ServedRegion], broken: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At S2 us-west lacks an acknowledgement, at S3 it has it: how long the subscription may be behind decides."""
+    """At S2 us-west lacks an acknowledgement, at S3 it has it: the permitted lag of the subscription decides."""
     east, west, name = broken.regions["us-east"], broken.regions["us-west"], SUBSCRIPTIONS[0]
     for region in regions:
         first, second = region.records
@@ -153,7 +153,7 @@ def test_what_may_be_behind_for_longer_is_compared_again_then(
     assert Reason.LAGGING in {reason for one in verdict.subjects for reason in one.reasons}
 
 
-def test_a_region_that_is_down_is_unknown_and_the_others_are_judged(
+def test_a_region_that_is_down_is_unknown_and_the_others_are_verified(
     spark: SparkSession, regions: list[ServedRegion]
 ) -> None:
     said: list[str] = []
@@ -164,7 +164,7 @@ def test_a_region_that_is_down_is_unknown_and_the_others_are_judged(
 
 
 def test_a_region_of_apache_pulsar_is_read_by_its_positions(spark: SparkSession, regions: list[ServedRegion]) -> None:
-    """It says that it owes everything: what it acknowledged in the made-up world, the others count for nothing."""
+    """It reports that it owes everything, so the others disregard what it acknowledged in the made-up world."""
     east, *others = regions
     place = {"markDeletePosition": "-1:-1", "individuallyDeletedMessages": "[]"}
     inside = {"lastConfirmedEntry": "900000:0", "cursors": dict.fromkeys(SUBSCRIPTIONS, place)}
@@ -180,7 +180,7 @@ def test_a_region_of_apache_pulsar_is_read_by_its_positions(spark: SparkSession,
     assert "Apache Pulsar" in page(verdict)
 
 
-def test_an_export_that_breaks_off_is_unknown_and_nothing_in_it_counts_as_missing(
+def test_a_truncated_export_is_unknown_and_nothing_in_it_counts_as_missing(
     spark: SparkSession, regions: list[ServedRegion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = regions[2].records
@@ -198,7 +198,7 @@ def test_an_export_that_breaks_off_is_unknown_and_nothing_in_it_counts_as_missin
     assert states["us-east", "eu-central"] is State.UNKNOWN
 
 
-def test_the_data_source_prunes_by_region_and_tells_of_silent_ones(
+def test_the_data_source_prunes_by_region_and_reports_silent_ones(
     spark: SparkSession, regions: list[ServedRegion]
 ) -> None:
     named = ",".join(f"{one.region}=http://127.0.0.1:{one.port}" for one in regions)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which regions the verifier believes: each by the authorities for it."""
+"""Which regions the verifier trusts: each through the authorities configured for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.brokers.certificates import Authority
 
 
 class Nothing(BaseHTTPRequestHandler):
-    """A region that knows no export."""
+    """A region without an export."""
 
     def do_POST(self) -> None:
         self.server.asked.append(self.headers["Authorization"])  # type: ignore[attr-defined]
@@ -28,7 +28,7 @@ class Nothing(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
-    """A region whose certificate comes from the authority ``east``. Directory ``trusted`` has this one and another."""
+    """A region with a certificate of authority ``east``. Directory ``trusted`` has this authority and another."""
     (tmp_path / "trusted").mkdir()
     pair = Authority(tmp_path, "east").issue("region")
     Authority(tmp_path, "west")
@@ -53,7 +53,7 @@ def refusal(server: ThreadingHTTPServer, name: str, directory: Path) -> str:
     return str(refused.value)
 
 
-def test_a_region_is_believed_by_its_own_authority_or_else_the_default_one(
+def test_a_region_is_trusted_through_its_own_authority_or_else_the_default_one(
     served: ThreadingHTTPServer, tmp_path: Path
 ) -> None:
     trusted = tmp_path / "trusted"
@@ -61,13 +61,13 @@ def test_a_region_is_believed_by_its_own_authority_or_else_the_default_one(
     assert "certificate verify failed" in refusal(served, "us-east", trusted)
     (trusted / "us-east").write_bytes((tmp_path / "east.pem").read_bytes())
     assert "HTTP 404" in refusal(served, "us-east", trusted)
-    assert "certificate verify failed" in refusal(served, "us-west", trusted), "not by another region's"
+    assert "certificate verify failed" in refusal(served, "us-west", trusted), "not through another region's"
     (trusted / "default").write_bytes((tmp_path / "east.pem").read_bytes())
     assert "HTTP 404" in refusal(served, "us-west", trusted)
-    assert served.asked == ["Bearer secret"] * 2, "one that is not believed gets no token"  # type: ignore[attr-defined]
+    assert served.asked == ["Bearer secret"] * 2, "an untrusted region gets no token"  # type: ignore[attr-defined]
 
 
-def test_authorities_that_cannot_be_used_are_named(served: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_unusable_authorities_are_named(served: ThreadingHTTPServer, tmp_path: Path) -> None:
     (tmp_path / "trusted/us-east").write_text("no certificate")
     told = refusal(served, "us-east", tmp_path / "trusted")
     assert "trusted/us-east cannot be used" in told

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages that somebody on the broker's machine looks at: they read nothing there, and change nothing."""
+"""Web pages opened on the broker's machine can read nothing from the broker and change nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_names_of_a_broker(broker: BrokerProcess, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["rebind.evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example"])
-def test_a_name_that_came_to_mean_this_machine(broker: BrokerProcess, host: str) -> None:
+def test_a_foreign_name_that_resolves_to_this_machine_is_refused(broker: BrokerProcess, host: str) -> None:
     for path in ("/admin/v2/clusters", "/metrics"):
         status, text = ask(broker, "GET", path, {"Host": host})
         assert status == 421
@@ -75,7 +75,7 @@ def test_a_page_of_another_site_creates_nothing_by_reading(broker: BrokerProcess
     assert ask(broker, "DELETE", TOPIC, {"Host": "localhost", "Origin": "http://evil.example"})[0] == 403
 
 
-def test_tools_create_by_reading_as_ever(broker: BrokerProcess) -> None:
+def test_tools_still_create_topics_by_reading(broker: BrokerProcess) -> None:
     for says in ({"Host": "localhost"}, {"Host": "localhost", "Sec-Fetch-Site": "none"}):
         path = TOPIC.replace("page", f"tool-{len(says)}")
         assert ask(broker, "GET", f"{path}?checkAllowAutoCreation=true", says)[0] == 200

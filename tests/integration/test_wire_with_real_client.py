@@ -22,13 +22,13 @@ from meridian_broker.wire.pulsar.versions import PROTOCOL_VERSION
 from support.brokers.region_clients import PATIENCE_MS
 
 LEDGER = 750_000_000_000_123
-"""As large as real ledger ids are (R1)."""
+"""As large as real ledger ids (R1)."""
 
 Base = pb.BaseCommand
 
 
 class ToyServer:
-    """One topic log per name, one consumer per subscription; seen commands are kept for the tests to look at."""
+    """One topic log per name, one consumer per subscription; the commands it received are kept for the tests."""
 
     def __init__(self) -> None:
         self.logs: dict[str, list[bytes]] = {}
@@ -55,7 +55,7 @@ class ToyServer:
                 await writer.drain()
         except ConnectionError:
             pass
-        except Exception as error:  # kept, so that the test fails with the reason and not with a client time-out
+        except Exception as error:  # kept, so that the test fails with the reason and not with a client timeout
             self.wrong.append(repr(error))
             raise
         finally:
@@ -309,7 +309,7 @@ def test_seek_and_last_message_id(server: ToyServer, client: pulsar.Client) -> N
     reader.close()
 
 
-def test_errors_reach_the_caller(client: pulsar.Client) -> None:
+def test_errors_reach_the_client(client: pulsar.Client) -> None:
     with pytest.raises(pulsar.AuthorizationError):
         client.create_producer("forbidden")
     with pytest.raises(pulsar.ProducerBusy):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A catalog on the embedded store, and others as several brokers of one region have them."""
+"""A catalog on the embedded store, and the catalogs of several brokers of one region."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteMetadataStore]:
 
 @pytest.fixture
 def make(store: SqliteMetadataStore, clock: Clock) -> Callable[[], Catalog]:
-    """Catalogs as several brokers of one region have them."""
+    """Catalogs of several brokers of one region."""
     return lambda: Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, lambda _: 0)
 
 

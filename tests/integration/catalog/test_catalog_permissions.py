@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Permissions of roles: they end with what they are on, and there is a bounded number of them."""
+"""Permissions of roles: deleted with their namespace or topic, and bounded in number."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_brokers_of_a_region_grant_at_the_same_time(make: Callable[[], Cat
 
 
 async def test_they_end_with_their_namespace(catalog: Catalog, store: SqliteMetadataStore) -> None:
-    """And do not come back with the next one of that name."""
+    """And do not come back when a namespace of that name is created again."""
     await catalog.namespaces.create("public/short")
     topics = [parse(f"public/short/t{number}") for number in range(3)]
     for number in range(ROLES_PER_OBJECT // 20):  # more than are deleted in one transaction
@@ -81,7 +81,7 @@ async def test_they_end_with_their_namespace(catalog: Catalog, store: SqliteMeta
     assert await catalog.permissions.inside("public/short") == ({}, {})
 
 
-async def test_a_new_namespace_begins_without_those_of_an_earlier_one(
+async def test_a_new_namespace_does_not_inherit_permissions_of_an_earlier_one(
     catalog: Catalog, store: SqliteMetadataStore
 ) -> None:
     """Another region may have granted them while this one deleted the namespace (R42)."""
@@ -95,7 +95,7 @@ async def test_a_new_namespace_begins_without_those_of_an_earlier_one(
 
 
 async def test_they_end_with_their_topic(catalog: Catalog, store: SqliteMetadataStore) -> None:
-    """A topic need not exist for a grant, and a deleted one takes its grants along wherever they are still stored."""
+    """A topic need not exist for a grant; deleting it deletes its grants wherever they are still stored."""
     await catalog.permissions.grant_on_topic(ORDERS, "app", PRODUCE)
     record = (await store.get(f"{keys.topic_permissions(ORDERS)}/app")) or pytest.fail("nothing was stored")
     await catalog.topics.create(ORDERS)
@@ -120,7 +120,7 @@ async def test_they_end_with_a_partitioned_topic(catalog: Catalog) -> None:
     assert catalog.permissions.held("app", DEFAULT, parted) == NOTHING
 
 
-async def test_nothing_is_permitted_where_the_namespace_does_not_stand(catalog: Catalog) -> None:
+async def test_nothing_is_permitted_where_the_namespace_does_not_exist(catalog: Catalog) -> None:
     with pytest.raises(NotFound):
         await catalog.permissions.grant_in_namespace("public/none", "app", PRODUCE)
     with pytest.raises(NotFound):
@@ -143,7 +143,7 @@ async def test_nothing_is_permitted_below_a_tenant_that_another_region_deleted(
     assert catalog.permissions.held("app", "shop/n") == NOTHING
 
 
-async def test_there_is_a_bounded_number(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_their_number_is_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(permissions, "ROLES_PER_OBJECT", 3)
     monkeypatch.setattr(permissions, "GRANTS_PER_NAMESPACE", 4)
     one = catalog.permissions

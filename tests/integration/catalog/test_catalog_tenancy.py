@@ -27,7 +27,7 @@ class TestBootstrap:
         assert (await catalog.tenants.get("public")).allowed_clusters == CLUSTERS.keys()
         assert (await catalog.namespaces.get("public/default")).replication_clusters == CLUSTERS.keys()
 
-    async def test_again_it_sets_addresses_and_leaves_policies(self, catalog: Catalog) -> None:
+    async def test_a_second_run_sets_addresses_and_leaves_policies(self, catalog: Catalog) -> None:
         await catalog.namespaces.set_policy("public/default", "replication_clusters", ["us-east"])
         await catalog.clusters.put("eu", replace(CLUSTERS["eu"], extra={"peerClusterNames": ["x"]}))
         moved = {**CLUSTERS, "eu": ClusterRecord(broker_service_url="pulsar://moved:1"), "new": ClusterRecord()}
@@ -37,7 +37,9 @@ class TestBootstrap:
         assert (await catalog.tenants.get("public")).allowed_clusters == moved.keys()
         assert (await catalog.namespaces.get("public/default")).replication_clusters == {"us-east"}
 
-    async def test_unchanged_it_writes_nothing(self, catalog: Catalog, store: SqliteMetadataStore) -> None:
+    async def test_a_second_run_without_changes_writes_nothing(
+        self, catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
         before = await store.scan("/")
         await catalog.ensure_bootstrap(CLUSTERS)
         assert await store.scan("/") == before
@@ -69,7 +71,7 @@ class TestClusters:
         with pytest.raises(NotFound):
             await catalog.clusters.update("asia", ClusterRecord())
 
-    async def test_one_in_use_stays(self, catalog: Catalog) -> None:
+    async def test_a_cluster_in_use_stays(self, catalog: Catalog) -> None:
         with pytest.raises(NotEmpty, match="tenant public, namespace public/default"):
             await catalog.clusters.delete("eu")
 
@@ -105,7 +107,7 @@ class TestTenants:
         with pytest.raises(Invalid, match="moon"):
             await catalog.tenants.create("acme", TenantRecord(allowed_clusters=frozenset({"moon"})))
 
-    async def test_one_with_namespaces_stays_and_stays_open(self, catalog: Catalog) -> None:
+    async def test_a_tenant_with_namespaces_stays_and_stays_open(self, catalog: Catalog) -> None:
         with pytest.raises(NotEmpty, match="public/default"):
             await catalog.tenants.delete("public")
         await catalog.namespaces.create("public/other")
@@ -113,7 +115,7 @@ class TestTenants:
     async def test_two_people_who_change_two_roles_both_win(
         self, make: Callable[[], Catalog], catalog: Catalog
     ) -> None:
-        """Roles are paths of their own: the store keeps what the other one did meanwhile."""
+        """Roles are paths of their own: the store keeps what the other person did meanwhile."""
         await catalog.tenants.create("acme", TenantRecord(allowed_clusters=frozenset({"us-east"})))
         path = keys.tenant("acme")
         one, other = make()._access, make()._access
@@ -138,7 +140,7 @@ class TestNamespaces:
         with pytest.raises(AlreadyExists):
             await catalog.namespaces.create("public/full")
 
-    async def test_what_it_needs_has_to_be_there(self, catalog: Catalog) -> None:
+    async def test_its_tenant_and_clusters_have_to_exist(self, catalog: Catalog) -> None:
         with pytest.raises(NotFound, match="tenant nobody does not exist"):
             await catalog.namespaces.create("nobody/x")
         with pytest.raises(NotFound):
@@ -171,7 +173,7 @@ class TestNamespaces:
         assert record.own["message_ttl_in_seconds"] == 9
         assert record.replication_clusters == CLUSTERS.keys()
 
-    async def test_a_policy_of_a_known_namespace_costs_no_look_at_it(
+    async def test_setting_a_policy_of_a_known_namespace_does_not_read_it(
         self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore
     ) -> None:
         class Counting(ForwardingStore):
@@ -192,7 +194,7 @@ class TestNamespaces:
         assert (await catalog.namespaces.get("public/default")).to_json()["message_ttl_in_seconds"] == 9
 
     async def test_clusters_are_checked_when_they_change(self, make: Callable[[], Catalog], catalog: Catalog) -> None:
-        """By what is stored, not by what this broker knows of it."""
+        """Against what is stored, not what this broker remembers."""
         other = make()
         await other.refresh()
         tenant = await catalog.tenants.get("public")
@@ -218,11 +220,11 @@ class TestNamespaces:
         assert "message_ttl_in_seconds" not in record.own
         assert "message_ttl_in_seconds" not in (await catalog.namespaces.get("public/default")).own
 
-    async def test_one_with_topics_stays(self, catalog: Catalog) -> None:
+    async def test_a_namespace_with_topics_stays(self, catalog: Catalog) -> None:
         await catalog.topics.create(parse("non-persistent://public/default/x"))
         with pytest.raises(NotEmpty, match="holds x"):
             await catalog.namespaces.delete("public/default")
-        await catalog.topics.create(ORDERS)  # open again
+        await catalog.topics.create(ORDERS)  # reopened
         await catalog.topics.delete(ORDERS)
         await catalog.topics.delete(parse("non-persistent://public/default/x"))
         await catalog.partitioned.create(ORDERS, 2)
@@ -259,7 +261,7 @@ class TestNamespaces:
             await interrupted.namespaces.delete("public/default")
         assert not (await catalog.namespaces.get("public/default")).deleting
 
-    async def test_nothing_enters_a_namespace_while_it_is_looked_through(
+    async def test_nothing_enters_a_namespace_while_it_is_searched_for_topics(
         self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore
     ) -> None:
         async def create() -> None:
@@ -273,7 +275,7 @@ class TestNamespaces:
         await interrupted.namespaces.delete("public/default")
         assert await catalog.namespaces.names("public") == []
 
-    async def test_one_with_very_many_policies_is_deleted_whole(
+    async def test_a_namespace_with_very_many_policies_is_deleted_whole(
         self, catalog: Catalog, store: SqliteMetadataStore
     ) -> None:
         await catalog.namespaces.create("public/big")
@@ -289,7 +291,7 @@ class TestNamespaces:
         await catalog.namespaces.delete("public/big")
         assert await store.scan(keys.namespace("public/big")) == []
 
-    async def test_an_interrupted_deletion_is_finished_by_the_next(self, catalog: Catalog) -> None:
+    async def test_an_interrupted_deletion_is_finished_by_the_next_attempt(self, catalog: Catalog) -> None:
         access = catalog._access
         await access.change(keys.namespace("public/default"), lambda tree: {**tree.leaves(), "": {"deleting": True}})
         with pytest.raises(NotFound, match="is being deleted"):

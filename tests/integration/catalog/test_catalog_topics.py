@@ -72,15 +72,15 @@ class TestTopics:
         with pytest.raises(VersionConflict):
             await catalog.topics.put(ORDERS, grown, newer)
 
-    async def test_of_brokers_that_create_it_at_once_one_does(
+    async def test_of_brokers_that_create_it_at_once_only_one_succeeds(
         self, make: Callable[[], Catalog], catalog: Catalog
     ) -> None:
         results = await asyncio.gather(*(make().topics.create(ORDERS) for _ in range(8)), return_exceptions=True)
         assert sum(not isinstance(result, BaseException) for result in results) == 1
         assert sum(isinstance(result, AlreadyExists) for result in results) == 7
 
-    async def test_all_partitions_are_put_on_record_together(self, catalog: Catalog) -> None:
-        """Each with its incarnation (R8), and what is on record already stays as it is."""
+    async def test_all_partitions_are_recorded_together(self, catalog: Catalog) -> None:
+        """Each with its incarnation (R8); existing records stay as they are."""
         topics, count = catalog.topics, 200
         names = [ORDERS.with_partition(index) for index in range(count)]
         of_one, of_all = Stamp(NOW_MS, 7, "eu"), Stamp(NOW_MS, 3, "eu")
@@ -122,7 +122,7 @@ class TestTopics:
             parse("non-persistent://public/default/np")
         ]
 
-    async def test_a_partition_is_made_of_a_topic_that_has_it(
+    async def test_a_partition_is_created_only_of_a_topic_that_has_it(
         self, catalog: Catalog, store: SqliteMetadataStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first, third = ORDERS.with_partition(0), ORDERS.with_partition(2)
@@ -177,7 +177,7 @@ class TestTopics:
         )
 
     async def test_a_deletion_remembers_how_far_each_origin_had_come(self, catalog: Catalog) -> None:
-        """R8: whose copy goes further holds messages that nobody here had."""
+        """R8: a copy that goes further holds messages that were never stored here."""
         assert await catalog.topics.deletion(ORDERS) is None
         await catalog.topics.create(ORDERS)
         stamp = await catalog.topics.delete(ORDERS, None, {"us-west": Position(7, 3), "eu": Position(2, 0)})
@@ -187,7 +187,7 @@ class TestTopics:
         assert await catalog.topics.deletion(ORDERS) == (stamp, {"us-west": (7, 3), "eu": (9, 1)}, False)
         part = ORDERS.with_partition(0)
         found = await catalog.topics.deletion(part)
-        assert found == (stamp, {}, True), "the deletion of the whole counts for its parts"
+        assert found == (stamp, {}, True), "deleting the topic deletes its partitions"
 
     async def test_a_topic_is_moved_with_all_it_holds_and_without_its_policies(self, catalog: Catalog) -> None:
         aside = parse("public/default/orders-set-aside")
@@ -228,7 +228,7 @@ class TestTopics:
     async def test_a_policy_of_an_earlier_topic_is_not_served(
         self, catalog: Catalog, store: SqliteMetadataStore
     ) -> None:
-        """Wherever it was set, and however late it arrives from there."""
+        """Whichever region it was set in, and however late it arrives."""
         await catalog.topics.create(ORDERS)
         path = keys.topic_policies(ORDERS) + "/message_ttl_in_seconds"
         late = encode(30, Stamp(NOW_MS + 5, 0, "eu"))
@@ -241,10 +241,10 @@ class TestTopics:
         assert (await catalog.topic_policies.get(ORDERS)).own == catalog.own_policies(ORDERS)
         assert catalog.own_policies(ORDERS)["message_ttl_in_seconds"] == 30
 
-    async def test_the_policies_of_the_next_topic_stay_when_a_deletion_is_followed(
+    async def test_the_next_topics_policies_survive_a_late_deletion_of_the_earlier_topic(
         self, catalog: Catalog, store: SqliteMetadataStore
     ) -> None:
-        """Another region has made the topic again, and set a policy that was here first."""
+        """Another region has created the topic again, and a policy that it set arrived here first."""
         await catalog.topics.create(ORDERS)
         await catalog.topic_policies.set_policy(ORDERS, "message_ttl_in_seconds", 30)
         deleted = Stamp(NOW_MS + 10_000, 0, "eu")
@@ -286,7 +286,9 @@ class TestPartitionedTopics:
             with pytest.raises(NotFound):
                 await call
 
-    async def test_concurrent_growing_ends_at_the_largest(self, make: Callable[[], Catalog], catalog: Catalog) -> None:
+    async def test_concurrent_growth_ends_at_the_largest_number(
+        self, make: Callable[[], Catalog], catalog: Catalog
+    ) -> None:
         await catalog.partitioned.create(ORDERS, 1)
         await asyncio.gather(*(make().partitioned.grow(ORDERS, n) for n in (2, 9, 4, 7)), return_exceptions=True)
         assert (await catalog.partitioned.get(ORDERS)).partitions == 9
@@ -320,7 +322,7 @@ class TestPartitionedTopics:
 
 
 class TestSchemas:
-    async def test_numbers_begin_at_0_and_the_same_content_has_one(self, catalog: Catalog) -> None:
+    async def test_numbers_begin_at_0_and_equal_schemas_share_one(self, catalog: Catalog) -> None:
         first = await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"one", {"p": "q"}, 5))
         second = await catalog.schemas.add(ORDERS.with_partition(3), SchemaRecord("JSON", b"two"))
         again = await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"one", timestamp_ms=99))
@@ -335,7 +337,7 @@ class TestSchemas:
         with pytest.raises(NotFound, match="no schema"):
             await catalog.schemas.get(parse("other"))
 
-    async def test_added_at_once_each_content_has_one_number(
+    async def test_each_schema_added_concurrently_has_one_number(
         self, make: Callable[[], Catalog], catalog: Catalog
     ) -> None:
         added = await asyncio.gather(
@@ -345,9 +347,7 @@ class TestSchemas:
         assert sorted(numbers.values()) == [0, 1, 2, 3]
         assert all(record.version == numbers[record.data] for record in added)
 
-    async def test_a_number_is_not_given_again_after_deleting(
-        self, catalog: Catalog, store: SqliteMetadataStore
-    ) -> None:
+    async def test_a_number_is_not_reused_after_a_deletion(self, catalog: Catalog, store: SqliteMetadataStore) -> None:
         assert await catalog.schemas.delete(ORDERS) == -1
         for i in range(130):
             await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"%d" % i))
@@ -367,10 +367,10 @@ class TestSchemas:
         with pytest.raises(NotFound, match="namespace"):
             await catalog.schemas.add(parse("public/none/t"), SchemaRecord("JSON", b""))
 
-    async def test_what_other_regions_add_and_delete_is_numbered_here(
+    async def test_schemas_that_other_regions_add_and_delete_are_numbered_here(
         self, catalog: Catalog, store: SqliteMetadataStore
     ) -> None:
-        """In the order in which it was written; numbers stay what they are."""
+        """In the order in which they were written; numbers do not change."""
 
         async def arrives(text: bytes, at: int) -> str:
             one = SchemaRecord("JSON", text, timestamp_ms=at)
@@ -399,7 +399,7 @@ class TestSchemas:
         assert await catalog.schemas.delete(ORDERS) == 4
         assert await catalog.schemas.all(ORDERS) == []
 
-    async def test_schemas_take_so_much_room_and_no_more(self, catalog: Catalog, store: SqliteMetadataStore) -> None:
+    async def test_schemas_take_a_bounded_amount_of_room(self, catalog: Catalog, store: SqliteMetadataStore) -> None:
         def schema(number: int) -> SchemaRecord:
             return SchemaRecord("JSON", b"%050d" % number, {"k": "v" * 49})
 
@@ -408,7 +408,7 @@ class TestSchemas:
             await catalog.schemas.add(ORDERS, schema(number), quota=quota)
         with pytest.raises(QuotaReached, match="raise maxSchemaBytesPerTopic"):
             await catalog.schemas.add(ORDERS, schema(2), quota=quota)
-        await catalog.schemas.add(ORDERS, schema(1), quota=quota)  # it is there already
+        await catalog.schemas.add(ORDERS, schema(1), quota=quota)  # it is stored already
         for number in range(2):
             await catalog.schemas.add(other, schema(number), quota=quota)
         with pytest.raises(QuotaReached, match="raise maxSchemaBytesPerNamespace"):
@@ -420,7 +420,7 @@ class TestSchemas:
         ((_, record),) = await store.scan(keys.SCHEMA_BYTES)
         assert b'"bytes":0' in record.value.replace(b" ", b"")
 
-    async def test_topics_of_a_namespace_are_counted_together_also_at_once(
+    async def test_a_namespaces_topics_are_counted_together_even_when_created_concurrently(
         self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore
     ) -> None:
         quota = SchemaQuota(of_topic=0, of_namespace=50)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids and epochs that never repeat, stamps, and what each broker sees of the others' writes, when."""
+"""Ids and epochs that never repeat, stamps, and when each broker sees what of the others' writes."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class TestLedgerIds:
         await catalog.allocate_ledger_id()
         assert await store.get(keys.LEDGER_IDS) != record
 
-    async def test_many_that_ask_at_once_share_writes(self, store: SqliteMetadataStore, clock: Clock) -> None:
+    async def test_concurrent_requests_for_ids_share_writes(self, store: SqliteMetadataStore, clock: Clock) -> None:
         catalog = Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, lambda _: 0, alone=asyncio.Lock())
         written = await store.put("/before", b"")
         given = await asyncio.gather(*(catalog.allocate_ledger_id() for _ in range(1000)))
         assert len(set(given)) == 1000
-        assert await store.put("/after", b"") - written == 2, "versions count writes: one took the ids of all"
+        assert await store.put("/after", b"") - written == 2, "versions count writes: one write took the ids of all"
 
-    async def test_they_grow_although_the_store_tells_of_a_block_late(
+    async def test_they_grow_although_the_store_confirms_a_block_late(
         self, make: Callable[[], Catalog], store: SqliteMetadataStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else a topic's log would go back: replicators and consumers would never come to what is stored there."""
+        """Else a topic's log would go backwards: replicators and consumers would never reach what is stored there."""
         catalog, put, written, told = make(), store.put, asyncio.Event(), asyncio.Event()
 
         async def late(path: str, value: bytes, *, expected: int | None = None) -> int:
@@ -69,7 +69,7 @@ class TestLedgerIds:
         given = [*before, await asking, *[await catalog.allocate_ledger_id() for _ in range(100)]]
         assert given == sorted(set(given))
 
-    async def test_who_gives_up_waiting_for_an_id_takes_none_from_the_others(
+    async def test_a_caller_that_stops_waiting_for_an_id_takes_none_from_the_others(
         self, store: SqliteMetadataStore, clock: Clock
     ) -> None:
         catalog = Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, lambda _: 0, alone=asyncio.Lock())
@@ -80,12 +80,12 @@ class TestLedgerIds:
         given = await asyncio.gather(*asking, return_exceptions=True)
         assert len({one for one in given if isinstance(one, int)}) == 50
 
-    async def test_a_clock_set_back_repeats_none(self, make: Callable[[], Catalog], clock: Clock) -> None:
+    async def test_a_clock_that_is_set_back_repeats_no_id(self, make: Callable[[], Catalog], clock: Clock) -> None:
         before = await make().allocate_ledger_id()
         clock.now_ms -= 86_400_000
         assert await make().allocate_ledger_id() == before + (1 << 12)
 
-    async def test_brokers_that_start_from_one_copy_with_their_clock_behind_give_other_ids(
+    async def test_brokers_started_from_copies_of_one_store_give_different_ids(
         self, make: Callable[[], Catalog], clock: Clock, store: SqliteMetadataStore
     ) -> None:
         await make().allocate_ledger_id()
@@ -99,7 +99,7 @@ class TestLedgerIds:
             given += [await broker.allocate_ledger_id() for _ in range(100)]
         assert len(set(given)) == 200
 
-    async def test_a_region_restored_from_an_old_backup_repeats_none(
+    async def test_a_region_restored_from_an_old_backup_repeats_no_id(
         self, make: Callable[[], Catalog], clock: Clock, store: SqliteMetadataStore
     ) -> None:
         await make().allocate_ledger_id()
@@ -114,7 +114,7 @@ class TestLedgerIds:
     async def test_regions_that_start_together_number_their_ledgers_differently(
         self, clock: Clock, tmp_path: Path
     ) -> None:
-        """A client that moves by itself brings ids along: there they must not be those of other messages."""
+        """A client that fails over brings its message ids along: they must not be those of other messages there."""
         seen: list[int] = []
         for region in ("us-east", "us-west", "eu-central"):
             store = await SqliteMetadataStore.open(tmp_path / f"{region}.db")
@@ -135,8 +135,8 @@ class TestLedgerIds:
         assert sorted(epochs) == [1, 2, 3, 4, 5]
         assert await make().next_broker_epoch("broker-1") == 1
 
-    async def test_a_later_start_of_a_broker_is_heard_of(self, make: Callable[[], Catalog]) -> None:
-        """Also one that was before anybody listened; and neither its own nor that of another broker."""
+    async def test_a_broker_hears_of_a_later_start_under_its_name(self, make: Callable[[], Catalog]) -> None:
+        """Also of a start before anybody listened, but neither of its own nor of another broker's."""
         epoch = await make().next_broker_epoch("broker-0")
         listening = asyncio.ensure_future(make().later_broker_epoch("broker-0", epoch))
         assert await make().next_broker_epoch("broker-1") == epoch
@@ -154,12 +154,14 @@ class TestView:
         record = catalog.namespace("public/default")
         assert record is not None
         assert record.own["message_ttl_in_seconds"] == 9
-        assert catalog.namespace("public/default") is record, "put together once"
+        assert catalog.namespace("public/default") is record, "assembled once"
         await catalog.namespaces.delete("public/default")
         assert catalog.namespace("public/default") is None
         assert catalog.known_namespaces() == []
 
-    async def test_writes_of_others_are_seen_while_it_runs(self, make: Callable[[], Catalog], catalog: Catalog) -> None:
+    async def test_writes_of_other_brokers_are_seen_while_it_runs(
+        self, make: Callable[[], Catalog], catalog: Catalog
+    ) -> None:
         other = make()
         assert other.namespace("public/default") is None
         async with running(other) as heard:
@@ -190,7 +192,7 @@ class TestView:
             assert cluster is not None
             assert cluster.service_url == "http://a"
 
-    async def test_what_is_written_between_the_first_look_and_the_watching_is_seen_without_another_look(
+    async def test_a_write_between_the_first_scan_and_the_watch_is_seen_without_another_scan(
         self, make: Callable[[], Catalog], catalog: Catalog
     ) -> None:
         other = make()
@@ -208,14 +210,14 @@ class TestView:
             await catalog.namespaces.set_policy("public/default", "message_ttl_in_seconds", 9)
             await wait_until(lambda: heard == [Changed("namespace", "public/default")])
 
-    async def test_topics_of_this_region_are_no_news(self, catalog: Catalog) -> None:
+    async def test_listeners_are_not_told_of_topics_of_this_region(self, catalog: Catalog) -> None:
         async with running(catalog) as heard:
             await catalog.topics.create(ORDERS)
             await catalog.clusters.create("asia", ClusterRecord())
             await wait_until(lambda: bool(heard))
             assert heard == [Changed("cluster", "asia")]
 
-    async def test_after_its_watch_broke_it_catches_up(
+    async def test_it_catches_up_after_its_watch_broke(
         self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("meridian_broker.metadata.catalog.RETRY_SECONDS", 0.01)
@@ -227,10 +229,10 @@ class TestView:
             await wait_until(lambda: Changed("everything", "") in heard)
             assert other.cluster("asia") is not None
 
-    async def test_reading_back_an_own_write_does_not_undo_what_the_watch_told(
+    async def test_reading_back_its_own_write_does_not_undo_what_the_watch_reported(
         self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore
     ) -> None:
-        """A policy is removed by somebody else, and the watch says so, while our read of it is on its way back."""
+        """Another broker removes a policy, and the watch reports it while our read of the policy is on its way back."""
         await catalog.namespaces.set_policy("public/default", "message_ttl_in_seconds", 9)
         other = make()
         async with running(other) as heard:
@@ -246,10 +248,10 @@ class TestView:
             assert record is not None
             assert "message_ttl_in_seconds" not in record.own
 
-    async def test_under_constant_change_all_views_end_alike(
+    async def test_under_constant_change_all_views_end_equal(
         self, make: Callable[[], Catalog], catalog: Catalog
     ) -> None:
-        """Two brokers write, watch and read back at the same time; nothing stale stays."""
+        """Two brokers write, watch and read back at the same time; nothing stale remains."""
         one, other = make(), make()
         async with running(one) as heard_one, running(other) as heard_other:
 
@@ -300,7 +302,7 @@ async def test_a_write_over_a_stamp_from_the_future_is_later_than_it(
 
 
 class TestIncarnations:
-    """What a topic's incarnation is, answered from memory (R8)."""
+    """A topic's incarnation, answered from memory (R8)."""
 
     async def test_own_deletions_count_at_once(self, catalog: Catalog) -> None:
         assert catalog.incarnation(ORDERS) == ""
@@ -320,19 +322,19 @@ class TestIncarnations:
         assert catalog.incarnation(partition) == str(whole) != str(own)
         assert catalog.incarnation(partition) == await catalog.topics.incarnation(partition)
 
-    async def test_another_life_knows_all_of_them(self, make: Callable[[], Catalog]) -> None:
+    async def test_they_are_all_known_after_a_restart(self, make: Callable[[], Catalog]) -> None:
         before, after = make(), make()
         await before.topics.mark_deleted(ORDERS, stamp := Stamp(NOW_MS, 7, "eu"))
         await after.refresh()
         assert after.incarnation(ORDERS) == str(stamp)
 
-    async def test_those_of_another_broker_come_by_the_watch(self, make: Callable[[], Catalog]) -> None:
+    async def test_deletions_by_another_broker_arrive_through_the_watch(self, make: Callable[[], Catalog]) -> None:
         one, other = make(), make()
         async with running(other):
             await one.topics.mark_deleted(ORDERS, stamp := Stamp(NOW_MS, 7, "eu"))
             await wait_until(lambda: other.incarnation(ORDERS) == str(stamp))
 
-    async def test_a_record_that_cannot_be_read_keeps_nobody_from_the_others(
+    async def test_an_unreadable_record_does_not_hide_the_others(
         self, catalog: Catalog, store: SqliteMetadataStore
     ) -> None:
         await store.put(keys.deletion(ORDERS), b"rotten")

@@ -53,7 +53,7 @@ class Volume:
         await (await self.create(ledger, label)).seal()
 
     async def create(self, ledger: int, label: bytes) -> Writer:
-        """Not sealed, as its owner has it."""
+        """Left unsealed, as if its owner were writing."""
         self.labels[ledger] = label
         return await self.store.create(ledger, FENCE, label)
 
@@ -73,8 +73,8 @@ async def test_what_a_record_names_is_kept(catalog: Catalog) -> None:
     assert await volume.kept(catalog) == [1, 2, 3, 4, 7]
 
 
-async def test_a_copy_that_was_set_aside_keeps_its_ledgers(catalog: Catalog) -> None:
-    """Their labels name the topic. It may exist again, or not any more."""
+async def test_a_quarantined_copy_keeps_its_ledgers(catalog: Catalog) -> None:
+    """Their labels name the topic, which may have been created again or be gone."""
     volume = Volume()
     await volume.add(str(ORDERS), 1, 2, 3, 4, 5)
     await catalog.topics.create(ORDERS, RECORD)
@@ -97,7 +97,7 @@ async def test_a_topic_that_is_being_deleted_or_is_newer_than_its_record_keeps_a
 
 
 class Interrupted(MemoryLedgerStore):
-    """Something happens before a ledger is fenced: after the records were read."""
+    """Lets something happen after the records were read and before a ledger is fenced."""
 
     happening: Callable[[], Awaitable[None]] | None = None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates out of counters."""
+"""Rates computed from counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Clock:
         return self.now
 
 
-def test_the_first_look_tells_the_average_and_the_next_ones_the_growth() -> None:
+def test_the_first_reading_gives_the_average_and_later_ones_the_growth() -> None:
     clock = Clock()
     seen = Rates(clock)
     assert seen.rate("in", 50, 10.0) == 5.0
@@ -24,7 +24,7 @@ def test_the_first_look_tells_the_average_and_the_next_ones_the_growth() -> None
     assert seen.rate("in", 250, 25.0) == 0.0
 
 
-def test_two_looks_within_a_second_see_the_same_rate() -> None:
+def test_two_readings_within_a_second_give_the_same_rate() -> None:
     clock = Clock()
     seen = Rates(clock)
     seen.rate("in", 0, 1.0)
@@ -34,7 +34,7 @@ def test_two_looks_within_a_second_see_the_same_rate() -> None:
     assert seen.rate("in", 11, 3.1) == 5.0
 
 
-def test_a_counter_that_began_anew_is_looked_at_anew() -> None:
+def test_a_counter_that_was_reset_is_measured_afresh() -> None:
     clock = Clock()
     seen = Rates(clock)
     seen.rate("in", 1000, 10.0)
@@ -42,11 +42,11 @@ def test_a_counter_that_began_anew_is_looked_at_anew() -> None:
     assert seen.rate("in", 8, 2.0) == 4.0
 
 
-def test_a_counter_just_made_has_no_huge_rate() -> None:
+def test_a_new_counter_has_no_huge_rate() -> None:
     assert Rates(Clock()).rate("in", 7, 0.0) == 7.0
 
 
-def test_what_is_remembered_has_a_bound() -> None:
+def test_remembered_readings_are_bounded() -> None:
     clock = Clock()
     seen = Rates(clock)
     for number in range(rates.KEPT + 10):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles that move and are split while a region is exported: each topic is exported once, or the export is refused."""
+"""Bundles that move or are split while a region is exported: each topic is exported once, or the export is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BROKERS = ("", "a", "b", "c")
 
 
 class World:
-    """Who owns what, and what each broker has exported."""
+    """The owners of bundles, and what each broker has exported."""
 
     def __init__(self) -> None:
         self.bundles = {name: Bundles.equal(name, 2) for name in NAMESPACES}
@@ -32,7 +32,7 @@ class World:
         return self.owners.get(bundle, "")
 
     def happen(self, data: st.DataObject) -> None:
-        """A few bundles move, or are split, and then one half may move."""
+        """Move or split a few bundles; one half of a split bundle may move."""
         for _ in range(data.draw(st.integers(0, 3))):
             bundle = data.draw(st.sampled_from(self.every()))
             owner = self.owners.pop(bundle, "")
@@ -44,7 +44,7 @@ class World:
                 self.owners[bundle] = data.draw(st.sampled_from(BROKERS))
 
     def export(self, broker: str, asked: list[Bundle]) -> list[Bundle]:
-        """What a broker answers; whoever asks takes what nobody owns."""
+        """A broker's answer; the broker that asks acquires unowned bundles."""
         there = self.every()
         had = [one for one in asked if one in there and self.owner(one) == broker]
         self.exported += had
@@ -52,12 +52,12 @@ class World:
 
 
 @given(st.data())
-def test_whatever_moves_each_place_is_exported_once_or_the_export_is_not_whole(data: st.DataObject) -> None:
+def test_whatever_moves_each_topic_is_exported_once_or_the_export_is_incomplete(data: st.DataObject) -> None:
     world = World()
     shares = Shares(world.every())
     for _ in range(data.draw(st.integers(1, 5))):
         world.happen(data)
-        seen = dict(world.bundles), dict(world.owners)  # what the broker that asks knows is out of date soon
+        seen = dict(world.bundles), dict(world.owners)  # the asking broker's knowledge soon goes stale
         if data.draw(st.booleans()):
             world.happen(data)
         shares.follow(seen[0])
@@ -75,7 +75,7 @@ def test_whatever_moves_each_place_is_exported_once_or_the_export_is_not_whole(d
     assert shares.is_whole == (sum(one.upper - one.lower for one in covered) == 2 * LAST)
 
 
-def test_what_was_not_asked_for_does_not_count() -> None:
+def test_bundles_that_were_not_requested_do_not_count() -> None:
     one, two = Bundles.equal("public/default", 2).every()
     shares = Shares([one, two])
     for got in ([two], [one, one], [one, two]):
@@ -87,7 +87,7 @@ def test_what_was_not_asked_for_does_not_count() -> None:
     assert shares.missing == {two}
 
 
-def test_a_namespace_that_was_divided_anew_is_refused() -> None:
+def test_a_namespace_that_was_divided_differently_is_refused() -> None:
     shares = Shares(Bundles.equal("public/default", 3).every())
     with pytest.raises(BordersChanged, match="public/default/0x"):
         shares.follow({"public/default": Bundles.equal("public/default", 2)})
@@ -116,7 +116,7 @@ def test_a_namespace_that_is_gone_stays_missing() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5))
-def test_partitions_are_numbered_through(counts: list[int]) -> None:
+def test_partitions_are_numbered_consecutively(counts: list[int]) -> None:
     expected = [(part, number) for part, count in enumerate(counts) for number in range(count)]
     assert [numbered(counts, number) for number in range(sum(counts))] == expected
     with pytest.raises(IndexError):
@@ -131,6 +131,6 @@ def test_bundles_are_parsed_as_they_are_written(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     "text", ["", "public/default", "public/default/0x0_0x1", "a/b/0x80000000_0x80000000", "a/b/c/0x00000000_0xffffffff"]
 )
-def test_other_texts_are_refused(text: str) -> None:
+def test_invalid_bundles_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a bundle"):
         parse_bundle(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One answer out of those of several brokers: what counts as done, and what a partial failure says."""
+"""One answer combined from those of several brokers: what counts as done, and what a partial failure says."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def refusal(*statuses: int) -> tuple[int, str]:
     return refused.value.status, str(refused.value)
 
 
-def test_parts_that_have_nothing_to_do_do_not_count_if_others_did_theirs() -> None:
+def test_parts_with_nothing_to_do_are_ignored_if_others_did_theirs() -> None:
     assert done_by([]) == []
     assert [one.status for one in done_by(said(204, 404, 200, 409))] == [204, 200]
 
 
-def test_what_all_parts_refuse_is_refused_alike() -> None:
+def test_what_all_parts_refuse_is_refused_with_the_same_answer() -> None:
     assert refusal(404, 404) == (404, "reason 404")
     assert refusal(412) == (412, "reason 412")
 
@@ -41,7 +41,7 @@ def test_a_partial_failure_names_what_was_not_done_and_why() -> None:
     assert refusal(404, 503)[0] == 503
 
 
-def test_a_request_that_must_not_be_repeated_as_it_is_says_so() -> None:
+def test_a_request_that_must_not_be_repeated_unchanged_says_so() -> None:
     with pytest.raises(Refused, match=r"not for all: .*; look at the backlogs$"):
         done_by(said(204, 503), "look at the backlogs")
     assert refusal(204, 503)[1].endswith("; repeat the request")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paths of the admin API are a promise: this list changes only when somebody means it to."""
+"""The paths of the admin API are a promise: this list changes only on purpose."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from meridian_broker.admin.routes import ROUTES
 FROZEN = Path(__file__).with_name("admin_paths.txt")
 
 
-def test_no_path_comes_or_goes_unnoticed() -> None:
+def test_no_path_is_added_or_removed_unnoticed() -> None:
     served = sorted(
         f"{method.upper():6} {path} {next(iter(operation['responses']))}"
         for path, verbs in document(ROUTES)["paths"].items()
         for method, operation in verbs.items()
     )
     frozen = FROZEN.read_text(encoding="utf-8").splitlines()
-    assert served == frozen, f"write {FROZEN.name} again if this is meant, and say so in docs/compatibility.md"
+    assert served == frozen, f"write {FROZEN.name} again if this is intended, and say so in docs/compatibility.md"
 
 
-def test_brokers_of_other_regions_make_these_calls_alone() -> None:
+def test_only_brokers_of_other_regions_make_these_calls() -> None:
     called = [route for route in ROUTES if route.peers is not None]
     policies = [route for route in called if route.peers == "region"]
     assert {route.method for route in policies} == {"POST", "DELETE"}
@@ -44,7 +44,7 @@ def test_brokers_of_other_regions_make_these_calls_alone() -> None:
         *(f"POST/metadata/{what}" for what in ("compare", "parts", "listing", "states", "replace")),
     }
     handlers = [route.handler for route in ROUTES]
-    assert all(handlers.count(route.handler) == 1 for route in called), "a call is known by who answers it"
+    assert all(handlers.count(route.handler) == 1 for route in called), "a call is identified by its handler"
 
 
 def test_every_route_has_its_own_path_and_a_summary() -> None:

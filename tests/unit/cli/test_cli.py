@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line against a small admin server that records what it was asked and answers what the test says."""
+"""The command line against a small admin server that records requests and answers as the test says."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def test_a_change_is_one_request(server: AdminServer, line: str, request_line: s
         ("subscriptions list x", "/admin/v2/persistent/public/default/x/subscriptions", ["s"], "s\n"),
     ],
 )
-def test_a_list_is_names_by_line_or_json(server: AdminServer, line: str, path: str, answer: Any, output: str) -> None:
+def test_a_list_is_one_name_per_line_or_json(
+    server: AdminServer, line: str, path: str, answer: Any, output: str
+) -> None:
     server.answers[f"GET {path}"] = (200, answer)
     assert run(*line.split(), "--url", server.url).output == output
     as_json = run(*line.split(), "--json", env={"MERIDIAN_URL": server.url})
@@ -190,7 +192,7 @@ def test_regions_as_a_table_and_as_json(server: AdminServer) -> None:
         ),
     ],
 )
-def test_a_further_region_is_made_known(server: AdminServer, urls: tuple[str, str], told: dict[str, str]) -> None:
+def test_another_region_is_added(server: AdminServer, urls: tuple[str, str], told: dict[str, str]) -> None:
     status = {"region": "us", "enabled": True, "scopes": ["clusters", "tenants"]}
     server.answers["GET /meridian/v1/metadata/status"] = (200, status)
     server.answers["PUT /admin/v2/clusters/ap"] = (204, None)
@@ -201,7 +203,7 @@ def test_a_further_region_is_made_known(server: AdminServer, urls: tuple[str, st
     assert "known in us alone" in run("regions", "add", "ap", *urls, "--url", server.url).output
 
 
-def test_a_further_region_has_both_addresses_with_tls_or_none(server: AdminServer) -> None:
+def test_another_region_has_both_or_neither_of_its_addresses_with_tls(server: AdminServer) -> None:
     refused = run("regions", "add", "ap", "pulsar+ssl://ap:6651", "http://ap:8080", "--url", server.url)
     assert (refused.exit_code, server.asked) == (USAGE, [])
     assert "both addresses with TLS" in refused.output
@@ -248,7 +250,7 @@ def test_the_links_of_a_region_as_a_table_and_as_json(server: AdminServer) -> No
         ({"apart": {"persistent://p/d/t": "OtherIncarnation: t was last deleted: never in us"}}, {}, {}, 1),
     ],
 )
-def test_a_script_is_told_when_a_link_is_not_as_it_should_be(
+def test_the_exit_code_tells_a_script_about_a_link_in_trouble(
     server: AdminServer, link: dict[str, Any], sent: dict[str, Any], not_ready: dict[str, str], code: int
 ) -> None:
     well = {"topics": 10, "connected": 10, "backlog": 0, "delay_ms": 0, "held": {}}
@@ -265,7 +267,7 @@ NOT_KNOWN: dict[str, Any] = {"topics": None, "first": []}
 
 
 def linked(*, apart: dict[str, str] | None = None, not_open: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a region says of itself and of one that it is linked to."""
+    """What a region reports about itself and about a linked region."""
     sent = {"topics": 10, "connected": 10, "backlog": 0, "delay_ms": 0, "held": {}}
     us = {"name": "us", "local": True, "not_ready": {}, "not_open": not_open or {"topics": 0, "first": []}}
     link = {"connected": True, "problem": None, "apart": apart or {}}
@@ -299,7 +301,7 @@ def test_waiting_for_a_region_ends_in_time_and_says_what_is_missing(
 
 
 def test_waiting_for_a_region_ends_once_it_is_ready(server: AdminServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked again while something is missing, and while it does not answer, as it is starting."""
+    """It is asked again while something is missing, and while it does not answer because it is starting."""
     server.answers["GET /meridian/v1/regions"] = (503, {"reason": "this broker is starting"})
     following = [(200, linked(not_open=NOT_OPEN)), (200, linked())]
 
@@ -313,12 +315,12 @@ def test_waiting_for_a_region_ends_once_it_is_ready(server: AdminServer, monkeyp
     assert json.loads(as_json.output) == {"ready": True, "missing": []}
 
 
-def test_waiting_for_a_region_that_does_not_answer_cannot_tell(server: AdminServer) -> None:
+def test_waiting_for_a_region_that_does_not_answer_ends_as_unknown(server: AdminServer) -> None:
     server.answers["GET /meridian/v1/regions"] = (503, {"reason": "this broker is starting"})
     result = run("regions", "wait", "--ready", "--timeout", "0", "--url", server.url)
     assert result.exit_code == 2
     assert "this broker is starting" in result.output
-    assert run("regions", "wait", "--url", server.url).exit_code == USAGE, "what to wait for has to be said"
+    assert run("regions", "wait", "--url", server.url).exit_code == USAGE, "the command has to say what to wait for"
 
 
 def test_a_refusal_is_exit_code_1_with_the_brokers_reason(server: AdminServer) -> None:
@@ -332,12 +334,12 @@ def test_a_broker_in_trouble_is_exit_code_2(server: AdminServer) -> None:
     server.answers["GET /admin/v2/tenants"] = (503, {"reason": "the metadata store is away"})
     result = run("tenants", "list", "--url", server.url)
     assert result.exit_code == 2
-    # It may be another region that does not answer, so this one is not blamed.
+    # Another region may be the one that does not answer, so this one is not blamed.
     assert result.stderr == f"Error: {server.url} says: the metadata store is away (HTTP 503)\n"
 
 
-def test_nobody_there_is_exit_code_2(server: AdminServer) -> None:
-    # Port 1 is nobody's on a machine that runs tests; a server of our own would have to be closed first.
+def test_an_unreachable_broker_is_exit_code_2(server: AdminServer) -> None:
+    # Nothing listens on port 1 of a machine that runs tests.
     result = run("tenants", "list", "--url", "http://127.0.0.1:1")
     assert result.exit_code == 2
     assert "no answer from http://127.0.0.1:1" in result.stderr
@@ -352,13 +354,13 @@ def test_a_redirect_to_the_owner_keeps_method_and_body(server: AdminServer) -> N
     assert [body for _, body in server.asked] == [3, 3]
 
 
-def test_redirects_in_a_circle_end(server: AdminServer) -> None:
+def test_a_redirect_loop_ends(server: AdminServer) -> None:
     server.redirects["GET /admin/v2/tenants"] = "/admin/v2/tenants"
     result = run("tenants", "list", "--url", server.url)
     assert (result.exit_code, len(server.asked)) == (2, 5)
 
 
-def test_a_token_travels_from_a_file_and_is_never_shown(server: AdminServer, tmp_path: Path) -> None:
+def test_a_token_is_read_from_a_file_and_never_shown(server: AdminServer, tmp_path: Path) -> None:
     server.answers["GET /admin/v2/tenants"] = (401, {"reason": "who are you"})
     file = tmp_path / "token"
     file.write_text(TOKEN + "\n", encoding="ascii")
@@ -409,7 +411,7 @@ def test_a_wrong_command_line_has_an_exit_code_of_its_own(server: AdminServer, l
         ("127.0.0.1:8080", "is not an admin address: write http://HOST:PORT"),
     ],
 )
-def test_an_address_of_another_kind_is_told_apart(url: str, said: str) -> None:
+def test_an_address_of_another_protocol_is_recognised(url: str, said: str) -> None:
     result = run("topics", "list", "--url", url)
     assert result.exit_code == USAGE
     assert said in " ".join(result.stderr.split())
@@ -424,7 +426,7 @@ def test_the_list_of_commands_is_shown_without_importing_them() -> None:
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
     listed = re.findall(r"^  ([a-z-]+)  +(\S.*)$", done.stdout.partition("Commands:")[2], flags=re.MULTILINE)
     assert [name for name, _ in listed] == main.build(Started()).list_commands(click.Context(click.Command("x")))
-    assert not [line for _, line in listed if line.endswith("...")], "each line is whole"
+    assert not [line for _, line in listed if line.endswith("...")], "no line is truncated"
     loaded = set(done.stderr.split())
     modules = {f"meridian_broker.cli.{module}" for module, _ in main.COMMANDS.values()}
     assert not loaded & (modules | {"meridian_verifier", "pyspark", "meridian_broker.server.settings", "uvloop"})
@@ -458,8 +460,8 @@ def test_every_command_and_option_explains_itself() -> None:
         assert not unexplained, path
 
 
-def test_commands_that_ask_a_region_take_json_and_those_that_destroy_ask_first() -> None:
-    """As the README says."""
+def test_commands_that_query_take_json_and_destructive_ones_ask_first() -> None:
+    """As the README promises."""
     for path, command in commands(main.build(Started())):
         options = {name for one in command.params for name in one.opts}
         assert "--url" not in options or "--json" in options, path
@@ -495,7 +497,7 @@ def hello() -> None:
     click.echo("hello")
 
 
-def test_up_hands_over_what_was_typed(tmp_path: Path) -> None:
+def test_up_passes_on_its_options(tmp_path: Path) -> None:
     started = Started()
     line = f"up --regions a,b --data-dir {tmp_path} --metadata etcd --base-port 7000 --set x=1 --set y=2 --insecure"
     assert run(*line.split(), started=started).exit_code == 0
@@ -511,7 +513,7 @@ def test_up_hands_over_what_was_typed(tmp_path: Path) -> None:
     ]
 
 
-def test_bookies_are_registered_in_an_etcd(tmp_path: Path) -> None:
+def test_bookies_need_an_etcd(tmp_path: Path) -> None:
     started = Started()
     line = f"up --data-dir {tmp_path} --storage bookkeeper --bookies 4 --bookkeeper-jars {tmp_path}"
     assert run(*line.split(), started=started).exit_code == 0
@@ -534,7 +536,7 @@ def test_several_brokers_need_bookies(tmp_path: Path) -> None:
     assert [options.brokers for options in started.options] == [2, 2]
 
 
-def test_broker_and_standalone_hand_over_their_sources() -> None:
+def test_broker_and_standalone_pass_on_their_settings() -> None:
     started = Started()
     assert run("broker", "--config", "f", "--set", "a=b", "--supervisor", "7", started=started).exit_code == 0
     assert run("standalone", "--data-dir", "d", started=started).exit_code == 0
@@ -544,13 +546,13 @@ def test_broker_and_standalone_hand_over_their_sources() -> None:
     ]
 
 
-def test_secure_etcd_hands_over_the_file_of_roots_password_not_the_password() -> None:
+def test_secure_etcd_passes_on_the_file_of_roots_password_not_the_password() -> None:
     result = run("secure-etcd", "--config", "f", "--root-password-file", "r", started=Started())
     assert (result.exit_code, result.output) == (0, "f, r\n")
     assert run("secure-etcd", "--config", "f", started=Started()).exit_code == USAGE
 
 
-def test_await_etcd_hands_over_its_sources() -> None:
+def test_await_etcd_passes_on_its_settings() -> None:
     started = Started()
     assert run("await-etcd", "--set", "a=b", started=started).exit_code == 0
     assert started.sources == [(Sources(config=None, assignments=("a=b",)), None)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every ``meridian`` command in the documentation exists, with the options that are given to it."""
+"""Every ``meridian`` command in the documentation exists, with the options used there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT_COMMAND = build(ServerPrograms())
 QUOTED = re.compile(r"`meridian ([^`]+)`")
 INDENTED = re.compile(r"^(?:    |\$ )(?:\S*bin/)?meridian (.+)")
 END = re.compile(r"\s\s+|\s[|>#;&(]|[,:]\s")
-"""Of a command in a line: the text behind it explains it."""
+"""Ends a command within a line: the text after it is explanation."""
 
 
 def documented(page: Path) -> Iterator[tuple[int, list[str]]]:
@@ -32,7 +32,7 @@ def options(command: click.Command) -> set[str]:
 
 
 def wrong(words: list[str]) -> str | None:
-    """What does not exist. ``a|b`` stands for several commands."""
+    """What of it does not exist. ``a|b`` stands for several commands."""
     command: click.Command = ROOT_COMMAND
     while words and isinstance(command, click.Group):
         name, *words = words
@@ -57,7 +57,7 @@ def test_documented_commands_exist() -> None:
     assert not offences, "\n".join(offences)
 
 
-def test_a_command_or_an_option_that_does_not_exist_is_seen() -> None:
+def test_a_command_or_option_that_does_not_exist_is_detected() -> None:
     assert wrong(["topics", "stats", "t", "--help"]) is None
     assert wrong(["topics", "fly"]) == "fly"
     assert wrong(["topics", "stats", "t", "--no-such"]) == "--no-such"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that change something in several regions, or destroy something: they say where, and ask first."""
+"""Commands that change several regions, or destroy something: they say where, and ask first."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_namespace_is_created_in_all_its_clusters(servers: Servers) -> None:
     assert changed(servers) == {"us-east": [request], "us-west": [request]}
 
 
-def test_a_namespace_without_clusters_is_this_regions(servers: Servers) -> None:
+def test_a_namespace_without_clusters_belongs_to_this_region(servers: Servers) -> None:
     result = run("namespaces", "create", "shop/orders", "--url", servers["us-east"].url)
     assert (result.exit_code, result.output) == (0, "created namespace shop/orders in us-east\n")
     assert changed(servers) == {"us-east": [(f"PUT {NAMESPACE}", {})]}
@@ -105,7 +105,7 @@ def test_a_namespace_whose_tenant_is_missing_somewhere_is_created_nowhere(server
     assert not changed(servers)
 
 
-def test_set_clusters_is_set_in_each_of_them_and_in_those_that_leave(servers: Servers) -> None:
+def test_set_clusters_applies_in_each_cluster_and_in_those_that_leave(servers: Servers) -> None:
     servers["us-east"].answers[f"GET {NAMESPACE}/replication"] = (200, ["us-east", "eu-central"])
     result = run("namespaces", "set-clusters", "shop/orders", "us-east", "us-west", "--url", servers["us-east"].url)
     said = "shop/orders is replicated to us-east, us-west (set in us-east, us-west, eu-central)\n"
@@ -138,13 +138,13 @@ def test_a_region_that_refuses_is_named_with_what_was_done(servers: Servers) -> 
     assert "(set in us-east); not in us-west: not allowed (HTTP 403)" in result.stderr
 
 
-def test_a_region_that_is_not_known_is_refused(servers: Servers) -> None:
+def test_an_unknown_region_is_refused(servers: Servers) -> None:
     result = run("namespaces", "set-clusters", "shop/orders", "mars", "--url", servers["us-east"].url)
     assert result.exit_code == NO
     assert "us-east knows no region mars" in result.stderr
 
 
-def test_a_token_goes_only_to_addresses_that_were_typed(servers: Servers, tmp_path: Path) -> None:
+def test_a_token_is_sent_only_to_addresses_that_were_typed(servers: Servers, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret-of-a-test", encoding="ascii")
     line = ("namespaces", "set-clusters", "shop/orders", "us-east", "us-west", "--token-file", str(file))
@@ -160,7 +160,7 @@ def test_a_token_goes_only_to_addresses_that_were_typed(servers: Servers, tmp_pa
 
 @pytest.fixture
 def east(servers: Servers) -> AdminServer:
-    """With a topic of two regions and a replicated subscription, ready to be destroyed."""
+    """A region with a topic of two regions and a replicated subscription, ready to be destroyed."""
     server = servers["us-east"]
     status = {"region": "us-east", "replicated": True}
     server.answers |= {
@@ -200,7 +200,7 @@ def test_on_a_terminal_you_are_asked_before_something_is_destroyed(
     answers, questions = [False, True], []
 
     def confirm(question: str, *, err: bool) -> bool:
-        assert err, "standard output is for the result"
+        assert err, "stdout is for the result"
         questions.append(question)
         return answers.pop(0)
 
@@ -226,7 +226,7 @@ def test_scripts_are_not_asked(east: AdminServer, line: str) -> None:
     assert [request for request, _ in east.changes()] == [DESTROYING[line]]
 
 
-def test_what_was_destroyed_is_said_with_its_regions(east: AdminServer) -> None:
+def test_what_was_destroyed_is_reported_with_its_regions(east: AdminServer) -> None:
     deleted = run("topics", "delete", "orders", "--url", east.url).output
     assert deleted == "deleted persistent://public/default/orders in us-east, us-west\n"
     forced = run("topics", "delete", "orders", "--force", "--url", east.url).output

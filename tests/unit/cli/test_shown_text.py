@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and reasons that others chose are shown to people: in the log and on a terminal."""
+"""Names and reasons chosen by others, shown to people in the log and on a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY = b"k" * 32
 
 @settings(max_examples=500)
 @given(st.text())
-def test_what_is_shown_is_printable(text: str) -> None:
+def test_shown_text_is_printable(text: str) -> None:
     assert shown(text).isprintable()
     assert shown(shown(text)) == shown(text)
     assert shown_lines(text).count("\n") == text.count("\n")
@@ -35,7 +35,7 @@ def test_what_is_shown_is_printable(text: str) -> None:
 
 @settings(max_examples=500)
 @given(st.text(), st.integers(50, 200))
-def test_what_is_cut_is_no_longer_than_asked(text: str, most: int) -> None:
+def test_truncated_text_is_within_the_limit(text: str, most: int) -> None:
     assert len(cut(text, most).encode(errors="replace")) <= most
     if len(text) * 4 <= most:
         assert cut(text, most) == text
@@ -58,7 +58,7 @@ def test_a_log_line_is_one_line_of_bounded_length() -> None:
         assert line("%s", name).endswith("more bytes")
 
 
-def test_no_line_of_a_traceback_passes_for_an_event() -> None:
+def test_no_line_of_a_traceback_can_pass_for_a_log_line() -> None:
     def fail(text: str) -> BaseException:
         try:
             raise ValueError(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the operator's token for a region is issued anew, and with which key."""
+"""When the operator's token for a region is renewed, and with which key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meridian_broker.gateway.token_signing import SigningKey, make_token
 
 DAY = 86_400
 NOW = 4_000_000_000
-"""Later than any clock that this runs by: PyJWT reads that clock, and not ours."""
+"""Later than the machine's clock: PyJWT reads that clock, not ours."""
 OLD, NEW = b"o" * 32, b"n" * 32
 KEY = SigningKey(OLD)
 WANTED = Wanted("east", "admin", DAY)
@@ -52,13 +52,13 @@ def issued(left: int, *, key: bytes = OLD, role: str = "admin", region: str = "e
         (make_token(KEY, "admin", 1, regions=["east"], scope="admin").encode(), "expired"),
     ],
 )
-def test_a_token_is_due_when_the_one_that_is_held_will_not_do(held: bytes, why: str) -> None:
+def test_a_token_is_due_when_the_current_one_does_not_suffice(held: bytes, why: str) -> None:
     assert why in why_due(held, KEY, WANTED, NOW)
     assert bool(why_due(held, KEY, WANTED, NOW)) == bool(why)
 
 
 def test_a_key_signs_once_brokers_have_had_time_to_read_it(tmp_path: Path) -> None:
-    """A token must not come before the key that verifies it, nor outlive the key that it replaces."""
+    """A token must not be used before brokers know its key, nor outlive the key that is replaced."""
     now = 0.0
     keys = RegionKeys(tmp_path, tmp_path / "next", lambda: now)
     (tmp_path / "secret.key").write_bytes(OLD)
@@ -75,14 +75,14 @@ def test_a_key_signs_once_brokers_have_had_time_to_read_it(tmp_path: Path) -> No
     (tmp_path / "next/2026-11.key").unlink()
     after = keys.signing()
     assert after.key == NEW
-    assert not why_due(issued(DAY, key=NEW), after, WANTED, NOW), "the same key by another name"
+    assert not why_due(issued(DAY, key=NEW), after, WANTED, NOW), "the same key under another name"
     (tmp_path / "next/2027-05.key").write_bytes(OLD)
-    assert keys.signing().key == NEW, "another rotation begins anew"
+    assert keys.signing().key == NEW, "another rotation starts over"
 
 
 @dataclass
 class Held:
-    """A Secret in memory."""
+    """An in-memory Secret."""
 
     token: bytes = b""
     refuses: str = ""
@@ -99,26 +99,26 @@ class Held:
 
 
 class Over(Exception):
-    """Enough was seen."""
+    """Ends the loop: the test has seen enough."""
 
 
-def test_it_is_renewed_at_half_of_its_lifetime_whoever_was_away_meanwhile(tmp_path: Path) -> None:
+def test_it_is_renewed_at_half_of_its_lifetime_even_after_an_absence(tmp_path: Path) -> None:
     (tmp_path / "secret.key").write_bytes(OLD)
     now, secret = float(NOW), Held()
     twice = [TokenIssuer(secret, RegionKeys(tmp_path, None, lambda: 0.0), WANTED, lambda: now) for _ in range(2)]
     assert "there was none" in twice[0].look()
-    assert not twice[1].look(), "one of two at once is enough"
+    assert not twice[1].look(), "one of two concurrent issuers is enough"
     said = jwt.decode(secret.token, OLD, algorithms=["HS256"], audience="east")
     assert (said["sub"], said["meridian_scope"], said["exp"]) == ("admin", "admin", NOW + DAY)
     assert said["meridian_lifetime"] == DAY
-    assert "iat" not in said and "nbf" not in said, "a broker whose clock is behind takes it, too"
+    assert "iat" not in said and "nbf" not in said, "a broker whose clock is behind accepts it too"
     for late in (DAY // 2, 40 * DAY):
         now += late
         assert "half of its lifetime" in twice[0].look()
     assert len(secret.writes) == 3
 
 
-def test_a_failure_is_told_once_and_tried_again(tmp_path: Path) -> None:
+def test_a_failure_is_reported_once_and_retried(tmp_path: Path) -> None:
     (tmp_path / "secret.key").write_bytes(OLD)
     secret, said, slept = Held(refuses="no"), list[str](), list[float]()
     issuer = TokenIssuer(secret, RegionKeys(tmp_path, None, lambda: 0.0), WANTED, lambda: float(NOW))
@@ -139,7 +139,7 @@ def test_a_failure_is_told_once_and_tried_again(tmp_path: Path) -> None:
     ]
 
 
-def test_a_key_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_key_is_named(tmp_path: Path) -> None:
     (tmp_path / "secret.key").write_bytes(b"short")
     issuer = TokenIssuer(Held(), RegionKeys(tmp_path, None, lambda: 0.0), WANTED, lambda: NOW)
     with pytest.raises(CannotIssue, match="holds 5 bytes"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named listeners and bind addresses as they are written in settings."""
+"""Named listeners and bind addresses, as written in settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ places = st.tuples(st.sampled_from(["a.example", "10.0.0.1", "::1"]), st.integer
 
 @settings(max_examples=500)
 @given(st.dictionaries(names, st.dictionaries(st.sampled_from(["pulsar+ssl", "http", "https"]), places), max_size=4))
-def test_what_is_written_is_read(wanted: dict[str, dict[str, tuple[str, int]]]) -> None:
+def test_valid_listeners_are_parsed(wanted: dict[str, dict[str, tuple[str, int]]]) -> None:
     book = {name: {"pulsar": ("h", 1), **ways} for name, ways in wanted.items()}
     text = ", ".join(f"{name}:{url(scheme, *where)}" for name, ways in book.items() for scheme, where in ways.items())
     assert parse_listeners(text) == {
@@ -34,7 +34,7 @@ def test_what_is_written_is_read(wanted: dict[str, dict[str, tuple[str, int]]]) 
 
 @settings(max_examples=500)
 @given(st.text(st.sampled_from("ab:,/pulsar+ssl.[]@1 6650"), max_size=40))
-def test_nonsense_is_one_kind_of_error(text: str) -> None:
+def test_invalid_listeners_raise_one_kind_of_error(text: str) -> None:
     for parse in (parse_listeners, parse_bind_addresses):
         try:
             parse(text)

@@ -24,7 +24,7 @@ METADATA = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1).
 
 
 class Transport:
-    """Takes everything; remembers each write."""
+    """Accepts everything, and remembers each write."""
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []
@@ -41,7 +41,7 @@ class Transport:
 
 
 class Consumer:
-    """One consumer, as far as a connection delivers to it."""
+    """The part of a consumer that a connection uses for delivery."""
 
     consumer_epoch = 0
     subscription = SimpleNamespace(topic=SimpleNamespace(partition=-1))
@@ -70,7 +70,7 @@ def deliver(connection: Connection, consumer: Any, number: int, stored: bytes, r
 
 
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.sampled_from((1, 100, 30_000, 300_000)), st.integers(0, 1))))
-async def test_messages_leave_whole_and_in_order(sent: list[tuple[int, int, int]]) -> None:
+async def test_messages_are_sent_whole_and_in_order(sent: list[tuple[int, int, int]]) -> None:
     connection, transport, _ = connected()
     for number, (consumer_id, size, redeliveries) in enumerate(sent):
         deliver(connection, Consumer(consumer_id), number, entry(size), redeliveries)
@@ -82,7 +82,7 @@ async def test_messages_leave_whole_and_in_order(sent: list[tuple[int, int, int]
     assert all(one.checksum_ok for one in heard)
 
 
-async def test_a_client_has_the_first_messages_before_the_last_consumer_is_served() -> None:
+async def test_a_client_gets_the_first_messages_before_the_last_consumer_is_served() -> None:
     connection, transport, _ = connected()
     stored = entry(100)
     consumers: Any = {number: Consumer(number) for number in range(2000)}
@@ -95,7 +95,7 @@ async def test_a_client_has_the_first_messages_before_the_last_consumer_is_serve
 
 
 @pytest.mark.parametrize("size", [100, EARLY_BYTES])
-async def test_a_turn_has_its_limit_although_all_was_sent(size: int) -> None:
+async def test_a_turn_keeps_its_limit_although_everything_was_sent(size: int) -> None:
     connection, transport, _ = connected()
     consumer, other = consumers = Consumer(1), Consumer(2)
     both: Any = {one.consumer_id: one for one in consumers}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns what, as links hear it: everything once, in parts, then what changes."""
+"""Bundle owners as links receive them: everything once, in parts, then the changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meridian_broker.wire.pulsar.frames import Command, FrameDecoder
 
 
 class Region:
-    """Namespaces of one bundle each, and their owner."""
+    """Namespaces of one bundle each, and their owners."""
 
     def __init__(self, namespaces: int) -> None:
         self.owner = {f"public/n{number}": "a" for number in range(namespaces)}
@@ -34,7 +34,7 @@ class Region:
 
 
 class Link:
-    """A connection, and what was written to it."""
+    """A connection that keeps what was written to it."""
 
     def __init__(self) -> None:
         self.listener = "-outside"
@@ -72,7 +72,7 @@ def begun(region: Region) -> tuple[OwnersFeed, Any]:
     return feed, connection
 
 
-async def test_everything_comes_in_parts_and_then_what_changes() -> None:
+async def test_everything_comes_in_parts_and_then_the_changes() -> None:
     region = Region(600)
     feed, link = begun(region)
     await link.hears(3)
@@ -94,13 +94,13 @@ async def test_everything_comes_in_parts_and_then_what_changes() -> None:
     assert link.heard[4].namespaces == ()
 
 
-async def test_a_region_without_namespaces_has_brokers() -> None:
+async def test_a_region_without_namespaces_reports_its_brokers() -> None:
     _, link = begun(Region(0))
     await link.hears(1)
     assert (link.heard[0].is_first, link.heard[0].is_last, len(link.heard[0].brokers)) == (True, True, 2)
 
 
-async def test_what_a_link_does_not_read_waits_joined(monkeypatch: Any) -> None:
+async def test_unread_changes_wait_merged(monkeypatch: Any) -> None:
     monkeypatch.setattr(owners_feed, "UNREAD_SECONDS", 0.0)
     region = Region(2)
     feed, link = begun(region)
@@ -119,12 +119,12 @@ async def test_what_a_link_does_not_read_waits_joined(monkeypatch: Any) -> None:
 
 
 async def test_a_broker_without_a_lease_says_nothing() -> None:
-    """It does not hear who owns what now, and what it says would send other regions to brokers that are gone."""
+    """It no longer learns of owners, and stale ones would send other regions to brokers that are gone."""
     region = Region(600)
     feed, link = begun(region)
     await link.hears(1)
     region.is_current = False
-    feed.changed(None)  # as when the lease ends
+    feed.changed(None)  # as if the lease had ended
     await asyncio.wait_for(link.is_ended.wait(), 60)
     assert link not in feed
     assert "cut off from its metadata" in link.ended

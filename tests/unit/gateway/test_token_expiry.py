@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When tokens expire: who is asked for a new one, who is sent away, and that nobody else is looked at."""
+"""When tokens expire: who is asked for a new one, who is disconnected, and that nobody else is examined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OLD, NEW = secret_key(b"o" * 32), secret_key(b"n" * 32)
 
 
 class Client:
-    """A connection that keeps what happens to it."""
+    """A connection that records what happens to it."""
 
     def __init__(self, *, can_refresh: bool = True) -> None:
         self.can_refresh = can_refresh
@@ -23,7 +23,7 @@ class Client:
         self.told.append(reason)
 
 
-def test_a_client_is_asked_and_then_sent_away() -> None:
+def test_a_client_is_asked_and_then_disconnected() -> None:
     expiries, client = Expiries(), Client()
     expiries.watch(client, 100)
     expiries.look(99)
@@ -52,7 +52,7 @@ def test_a_client_that_answers_stays_until_its_new_token_expires() -> None:
     assert client.told == ["asked", "asked"]
 
 
-def test_who_cannot_answer_goes_at_once() -> None:
+def test_a_client_that_cannot_answer_is_disconnected_at_once() -> None:
     expiries, client, gone = Expiries(), Client(can_refresh=False), Client()
     expiries.watch(client, 100)
     expiries.watch(gone, 100)
@@ -62,7 +62,7 @@ def test_who_cannot_answer_goes_at_once() -> None:
     assert gone.told == []
 
 
-def test_the_earliest_counts_whatever_comes_after_it() -> None:
+def test_the_earliest_expiry_is_handled_first_in_any_order() -> None:
     expiries, clients = Expiries(), [Client(can_refresh=False) for _ in range(3)]
     for client, until in zip(clients, (300, 100, 200), strict=True):
         expiries.watch(client, until)
@@ -71,7 +71,7 @@ def test_the_earliest_counts_whatever_comes_after_it() -> None:
         assert sum(bool(client.told) for client in clients) == ended
 
 
-def test_a_key_that_is_removed_ends_what_it_signed_and_nothing_else() -> None:
+def test_a_removed_key_ends_what_it_signed_and_nothing_else() -> None:
     expiries = Expiries()
     deaf, able, other, gone = Client(can_refresh=False), Client(), Client(), Client()
     for client, until, key in ((deaf, None, OLD), (able, 1000, OLD), (other, None, NEW), (gone, None, OLD)):
@@ -86,13 +86,13 @@ def test_a_key_that_is_removed_ends_what_it_signed_and_nothing_else() -> None:
     assert able.told == ["asked"]
     expiries.keep_only((NEW,), 105)
     expiries.look(100 + ANSWER_SECONDS - 1)
-    assert able.told == ["asked"], "it keeps its time to answer"
+    assert able.told == ["asked"], "it keeps its deadline for an answer"
     expiries.watch(able, None, NEW)
     expiries.look(10**9)
     assert (able.told, other.told, gone.told) == (["asked"], [], [])
 
 
-def test_the_time_to_answer_is_not_prolonged_by_a_key_that_is_removed() -> None:
+def test_removing_a_key_does_not_extend_the_time_to_answer() -> None:
     expiries, client = Expiries(), Client()
     expiries.watch(client, 100, OLD)
     expiries.look(100)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of tokens: which of several checks a token, that no key serves for what it was not made for, and which files are
+"""Token keys: which of several verifies a token, that no key is used for another algorithm, and which files are
 refused before a broker starts."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def refusal(authentication: Authentication, token: str | bytes) -> str:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    """Files of a private and a public key, by algorithm."""
+    """Files with a private and a public key, by algorithm."""
     found = {}
     for algorithm in ("RS256", "ES256"):
         directory = tmp_path_factory.mktemp(algorithm)
@@ -59,7 +59,7 @@ def public_pem(key: Any) -> bytes:
     return bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
 
 
-def test_a_token_is_checked_with_the_key_that_it_names_or_with_each() -> None:
+def test_a_token_is_verified_with_the_key_that_it_names_or_with_each() -> None:
     authentication = checking(secret_key(OLD, "old"), secret_key(NEW, "new"))
     for key, named in ((OLD, None), (NEW, None), (OLD, "old"), (NEW, "new"), (NEW, "another issuer's name for it")):
         assert authentication.check(make_token(SigningKey(key, id=named), "app").encode()).role == "app"
@@ -67,7 +67,7 @@ def test_a_token_is_checked_with_the_key_that_it_names_or_with_each() -> None:
     assert "not signed with this region's key" in refusal(authentication, mixed_up)
 
 
-def test_a_key_that_was_removed_checks_nothing() -> None:
+def test_a_removed_key_verifies_nothing() -> None:
     authentication = checking(secret_key(OLD, "old"), secret_key(NEW, "new"))
     token = make_token(SigningKey(OLD, id="old"), "app")
     assert authentication.check(token.encode()).key == secret_key(OLD)
@@ -76,7 +76,7 @@ def test_a_key_that_was_removed_checks_nothing() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
-def test_a_private_key_signs_and_its_public_one_checks(pairs: dict[str, tuple[Path, Path]], algorithm: str) -> None:
+def test_a_private_key_signs_and_its_public_key_verifies(pairs: dict[str, tuple[Path, Path]], algorithm: str) -> None:
     private, public = pairs[algorithm]
     authentication = checking(*read_public_keys(str(public), algorithm))
     key = read_signing_key(None, private, "public")
@@ -88,8 +88,8 @@ def test_a_private_key_signs_and_its_public_one_checks(pairs: dict[str, tuple[Pa
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256"])
-def test_public_bytes_are_no_secret(pairs: dict[str, tuple[Path, Path]], algorithm: str) -> None:
-    """Anybody knows the public key. A token that claims to be signed with it as a secret is forged."""
+def test_a_public_key_is_not_accepted_as_a_secret(pairs: dict[str, tuple[Path, Path]], algorithm: str) -> None:
+    """Anybody may know the public key: a token signed with it as a secret is forged."""
     public = pairs[algorithm][1]
     keys = read_public_keys(str(public), algorithm)
     for also in ((), (secret_key(OLD, "public"),)):
@@ -103,14 +103,14 @@ def test_public_bytes_are_no_secret(pairs: dict[str, tuple[Path, Path]], algorit
 
 
 def by_hand(head: dict[str, str], claims: dict[str, str], secret: bytes | None) -> bytes:
-    """PyJWT does not make such tokens."""
+    """Built by hand: PyJWT refuses to create such tokens."""
     parts = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in (head, claims)]
     said = b".".join(parts)
     made = b"" if secret is None else hmac.digest(secret, said, hashlib.sha256)
     return said + b"." + base64.urlsafe_b64encode(made).rstrip(b"=")
 
 
-def test_keys_that_are_weak_or_of_another_kind_are_refused(pairs: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
+def test_weak_keys_and_keys_of_another_kind_are_refused(pairs: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     private, public = pairs["ES256"]
     other_curve = ec.generate_private_key(ec.SECP384R1())
     cases: list[tuple[bytes, str, str]] = [
@@ -148,13 +148,13 @@ def test_a_directory_holds_keys_named_by_their_files(tmp_path: Path) -> None:
         read_secret_keys(str(tmp_path))
 
 
-def test_a_change_counts_once_it_has_settled_and_can_be_used(tmp_path: Path) -> None:
+def test_a_change_counts_once_the_file_is_stable_and_valid(tmp_path: Path) -> None:
     place = str(tmp_path)
     (tmp_path / "old.key").write_bytes(OLD)
     files = FollowedFiles(lambda: key_paths(place, ".key"), lambda: read_secret_keys(place))
     assert files.look() is None
     (tmp_path / "new.key").write_bytes(NEW[:1])
-    assert files.look() is None, "somebody may be writing it"
+    assert files.look() is None, "the file may still be being written"
     (tmp_path / "new.key").write_bytes(NEW[:5])
     assert files.look() is None
     with pytest.raises(BadKey, match="holds 5 bytes"):
@@ -180,7 +180,7 @@ def test_a_change_counts_once_it_has_settled_and_can_be_used(tmp_path: Path) -> 
         (0o444, False, "chmod 440"),
     ],
 )
-def test_who_else_can_read_a_secret_is_noticed(
+def test_access_of_others_to_a_secret_is_detected(
     mode: int, is_ours: bool, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "secret"
@@ -194,7 +194,7 @@ def test_who_else_can_read_a_secret_is_noticed(
 
 
 def test_a_secret_that_other_users_can_read_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """When the broker starts, and for a key that comes later."""
+    """At the broker's start, and for a key that is added later."""
     keys, peer = tmp_path / "keys", tmp_path / "peer"
     keys.mkdir()
     first, second = keys / "first.key", keys / "second.key"
@@ -212,10 +212,10 @@ def test_a_secret_that_other_users_can_read_is_reported(tmp_path: Path, caplog: 
         asyncio.run(followed.follow_tokens(in_force.extend))
     assert [key.id for key in in_force] == ["first", "second"]
     assert f"{second} holds a secret, and mode 0606" in caplog.text
-    assert caplog.text.count(str(first)) == 1, "it is said once"
+    assert caplog.text.count(str(first)) == 1, "it is logged once"
 
 
-def test_files_that_are_no_keys_end_the_start(tmp_path: Path) -> None:
+def test_files_that_are_not_keys_end_the_start(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"short")
     for setting in ("tokenSecretKey", "tokenPublicKey", "peerTokenFile"):
@@ -226,11 +226,11 @@ def test_files_that_are_no_keys_end_the_start(tmp_path: Path) -> None:
         Settings.of({"authenticationEnabled": "true"})
 
 
-def test_the_command_makes_pairs_and_signs_with_them(tmp_path: Path) -> None:
+def test_the_command_creates_pairs_and_signs_with_them(tmp_path: Path) -> None:
     private, public = tmp_path / "private.pem", tmp_path / "keys" / "2026-05.pem"
     make = ("create-key-pair", str(private), str(public), "--algorithm", "ES256")
     assert CliRunner().invoke(tokens, make).exit_code == 1
-    assert not private.exists(), "a half is of no use"
+    assert not private.exists(), "half a pair is of no use"
     public.parent.mkdir()
     assert CliRunner().invoke(tokens, make).exit_code == 0
     assert [one.stat().st_mode & 0o777 for one in (private, public)] == [0o600, 0o600]
@@ -247,7 +247,7 @@ def test_the_command_makes_pairs_and_signs_with_them(tmp_path: Path) -> None:
         assert CliRunner().invoke(tokens, ("create", "--subject", "app", *options)).exit_code == 2
 
 
-def test_a_secret_key_signs_as_the_library_expects(tmp_path: Path) -> None:
+def test_a_secret_key_signs_what_the_library_verifies(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(OLD)
     token = make_token(read_signing_key(tmp_path / "key", None, "2026-05"), "app")
     assert jwt.get_unverified_header(token)["kid"] == "2026-05"

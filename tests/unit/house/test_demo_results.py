@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo says of its results: counts from journals, and the page that tells the story."""
+"""How the demo reports its results: counts from journals, and the page that tells the story."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def page(judge: ModuleType) -> ModuleType:
 
 
 class Stored:
-    """A region's export: where each entry stands here, and where it was first stored."""
+    """A region's export: each entry's position here, and where it was first stored."""
 
     def __init__(self, *entries: tuple[int, int, str, int, int]) -> None:
         self._entries = entries
@@ -44,7 +44,7 @@ def journal(path: Path, judge: ModuleType, *events: tuple[bytes, int, int]) -> P
     return path
 
 
-def test_only_what_had_its_receipt_counts_as_delivered_again(judge: ModuleType, tmp_path: Path) -> None:
+def test_only_messages_with_a_receipt_count_as_delivered_again(judge: ModuleType, tmp_path: Path) -> None:
     exports = {
         "east": Stored((1, 0, "east", 1, 0), (1, 1, "west", 7, 0), (1, 2, "east", 1, 1)),
         "west": Stored((7, 0, "west", 7, 0), (7, 1, "east", 1, 0), (7, 2, "east", 1, 1)),
@@ -58,7 +58,7 @@ def test_only_what_had_its_receipt_counts_as_delivered_again(judge: ModuleType, 
     assert judge.judge_receipts(journals, "east", exports) == (2, 1)
 
 
-def test_the_page_tells_the_story_and_every_count_apart(judge: ModuleType, page: ModuleType) -> None:
+def test_the_page_tells_the_story_and_shows_each_count(judge: ModuleType, page: ModuleType) -> None:
     result = {
         "published": 336_776,
         "processed": 336_776,

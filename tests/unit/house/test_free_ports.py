@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that run at the same time get different ports, whether or not anybody listens on them at the moment."""
+"""Concurrent tests get different ports, whether or not anything listens on them at the moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ sys.stdin.read()
 """
 
 
-def test_no_port_is_given_twice() -> None:
+def test_no_port_is_assigned_twice() -> None:
     with contextlib.ExitStack() as stack:
         started = [
             stack.enter_context(

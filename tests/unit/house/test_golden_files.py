@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of every released format, kept for ever: today's code reads them, and refuses newer ones with a sentence.
+"""Files of every released format, kept forever: today's code reads them, and refuses newer ones with an explanation.
 
 When a format changes, its golden files stay, the reader keeps reading them, and ``tests/golden/make`` writes those of
-the new version beside them. A test that fails here says: data that somebody has on disk can no longer be read.
+the new version beside them. A failure here means that data on somebody's disk can no longer be read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from support.worlds import golden_world as world
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CURRENT = GOLDEN / "0.1"
-"""What this version writes."""
+"""What this version writes, by file name."""
 NEWER = "written by a newer version of Meridian"
 
 
@@ -66,7 +66,7 @@ async def test_this_version_still_writes_its_golden_log(tmp_path: Path) -> None:
 
 
 async def test_this_version_still_writes_its_golden_json(tmp_path: Path) -> None:
-    """Fields may be added, because readers keep what they do not know; none may go or change."""
+    """Fields may be added, because readers keep unknown ones; none may be removed or changed."""
     await world.write_metadata(tmp_path / "metadata.sql")
     written, before = values(tmp_path / "metadata.sql"), values(CURRENT / "metadata.sql")
     assert sorted(written) == sorted(before)
@@ -77,7 +77,7 @@ async def test_this_version_still_writes_its_golden_json(tmp_path: Path) -> None
 
 
 def values(script: Path) -> dict[str, Any]:
-    """What stands at each path of a store made by this script."""
+    """The value at each path of a store created by this script."""
     sql = sqlite3.connect(":memory:")
     sql.executescript(script.read_text())
     found = {path: json.loads(value) for path, value in sql.execute("SELECT path, value FROM entries")}
@@ -86,7 +86,7 @@ def values(script: Path) -> dict[str, Any]:
 
 
 def holds(new: Any, old: Any) -> bool:
-    """Whether everything in the old value is the same in the new one."""
+    """Whether the new value contains everything of the old one unchanged."""
     if isinstance(new, dict) and isinstance(old, dict):
         return all(key in new and holds(new[key], value) for key, value in old.items())
     if isinstance(new, list) and isinstance(old, list):
@@ -119,7 +119,7 @@ def test_entries_are_read() -> None:
     assert entry.unpack(golden("entry-unchained.bin")) == world.unchained_header()
 
 
-def test_copies_of_offloaded_ledgers_are_read() -> None:
+def test_copies_of_offloaded_ledgers_can_be_read() -> None:
     chunk, index = (
         golden("offloaded-chunk.bin"),
         CopyIndex.decode(golden("offloaded-index.bin"), world.OFFLOADED_LEDGER),
@@ -135,7 +135,7 @@ def test_copies_of_offloaded_ledgers_are_read() -> None:
     assert Offloaded.from_json(world.OFFLOADED_LEDGER, record) == world.OFFLOADED
 
 
-def test_a_newer_copy_of_a_ledger_is_no_damage() -> None:
+def test_a_newer_format_of_a_ledgers_copy_is_not_damage() -> None:
     """Damage would be repaired from other regions."""
     newer = golden("offloaded-index.bin")[:-4].replace(b"MRDNOFF1", b"MRDNOFF2")
     with pytest.raises(CopyNewer, match=r"newer version of Meridian \(format 2, .*upgrade"):
@@ -194,14 +194,14 @@ def test_peer_messages_are_read(expected: object) -> None:
         ("progress-record-acked.bin", changes.decode, 2),
     ],
 )
-def test_a_newer_value_is_refused_with_a_sentence(name: str, read: Callable[[bytes], object], newer: int) -> None:
+def test_a_newer_value_is_refused_with_an_explanation(name: str, read: Callable[[bytes], object], newer: int) -> None:
     data = golden(name)
     assert data[0] == 1
     with pytest.raises(ValueError, match=rf"newer version of Meridian \(format {newer},"):
         read(bytes((newer,)) + data[1:])
 
 
-def test_newer_sequence_ids_are_refused_with_a_sentence() -> None:
+def test_newer_sequence_ids_are_refused_with_an_explanation() -> None:
     payload = changes.decode(golden("progress-record-sequences.bin")).payload
     assert payload[0] == 1
     with pytest.raises(ValueError, match=r"newer version of Meridian \(format 2,"):
@@ -232,7 +232,7 @@ async def read_all(directory: Path) -> dict[int, list[bytes]]:
 
 @pytest.fixture(params=["log", "log-2"])
 def log(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """As each format has it: the first one knew no labels of ledgers."""
+    """The log in each format: the first had no ledger labels."""
     return Path(shutil.copytree(CURRENT / request.param, tmp_path / request.param))
 
 
@@ -241,7 +241,7 @@ async def test_the_log_is_read(log: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["checkpoint-*", "*.index", "[cs]*[x1]"])
-async def test_the_log_is_read_without_what_only_makes_it_faster(log: Path, pattern: str) -> None:
+async def test_the_log_is_read_without_its_checkpoint_and_index(log: Path, pattern: str) -> None:
     removed = [file for file in log.glob(pattern) if file.suffix != ".log"]
     assert removed
     for file in removed:
@@ -250,7 +250,7 @@ async def test_the_log_is_read_without_what_only_makes_it_faster(log: Path, patt
 
 
 def as_newer(data: bytes, crc_at: int, newer: int) -> bytes:
-    """The same file head with another version, a u16 behind the magic, and the checksum right."""
+    """The same file header with another version (a u16 after the magic) and a correct checksum."""
     assert data[8] == 0
     assert 0 < data[9] < newer
     changed = data[:9] + bytes((newer,)) + data[10:]
@@ -265,7 +265,7 @@ def as_newer(data: bytes, crc_at: int, newer: int) -> bytes:
         ("checkpoint-000000000001", -4, "checkpoint format 3"),
     ],
 )
-async def test_a_newer_log_is_refused_with_a_sentence(log: Path, name: str, crc_at: int, what: str) -> None:
+async def test_a_newer_log_is_refused_with_an_explanation(log: Path, name: str, crc_at: int, what: str) -> None:
     """Only segments after the checkpoint are read, and what a newer broker wrote is among them."""
     file = log / name
     file.write_bytes(as_newer(file.read_bytes(), crc_at, 3))
@@ -273,11 +273,11 @@ async def test_a_newer_log_is_refused_with_a_sentence(log: Path, name: str, crc_
     with pytest.raises(LedgerError, match=rf"a newer version of Meridian .{what},.* upgrade this broker"):
         await LocalLedgerStore.start(log)
     after = {path.name: path.read_bytes() for path in log.iterdir() if path.name != "LOCK"}
-    assert after == before, "what is refused is left as it is"
+    assert after == before, "refused files are left unchanged"
 
 
-async def test_a_newer_index_file_is_made_anew(log: Path) -> None:
-    """It is a cache: nothing is lost with it."""
+async def test_a_newer_index_file_is_rebuilt(log: Path) -> None:
+    """It is a cache: nothing is lost."""
     file = log / "segment-000000000001.index"
     file.write_bytes(as_newer(file.read_bytes(), 20, 2))
     assert await read_all(log) == world.LEDGERS
@@ -313,7 +313,7 @@ async def test_metadata_is_read(database: Path) -> None:
         assert await catalog.topics.incarnation(parse("gone")) != ""
         schema = await catalog.schemas.get(parse("orders"))
         assert (schema.version, schema.to_json()) == (0, world.SCHEMA.to_json())
-        # Numbers go on behind those that were given before.
+        # Numbers continue after those assigned before.
         before = records.decode("", (await found(store, keys.LEDGER_IDS)))[0]
         assert await catalog.allocate_ledger_id() > before
         assert await catalog.next_broker_epoch("us-east:6650") == 2
@@ -321,8 +321,8 @@ async def test_metadata_is_read(database: Path) -> None:
         await store.close()
 
 
-async def test_a_topic_whose_progress_is_in_its_record_is_none_for_older_brokers(database: Path) -> None:
-    """They would open it without its subscriptions. The same topic is theirs again once a ledger has its progress."""
+async def test_a_topic_with_progress_in_its_record_is_refused_by_older_brokers(database: Path) -> None:
+    """They would open it without its subscriptions. They can open it again once its progress is in a ledger."""
     assert json.loads(golden("topic-record-at-rest.bin"))["format"] == 2
     store = await SqliteMetadataStore.open(database)
     try:
@@ -348,7 +348,7 @@ async def found(store: SqliteMetadataStore, path: str) -> bytes:
     return record.value
 
 
-async def test_a_newer_metadata_value_is_refused_with_a_sentence(database: Path) -> None:
+async def test_a_newer_metadata_value_is_refused_with_an_explanation(database: Path) -> None:
     store = await SqliteMetadataStore.open(database)
     try:
         path = keys.topic(parse("orders"))
@@ -360,7 +360,7 @@ async def test_a_newer_metadata_value_is_refused_with_a_sentence(database: Path)
         await store.close()
 
 
-async def test_newer_metadata_tables_are_refused_with_a_sentence(database: Path) -> None:
+async def test_newer_metadata_tables_are_refused_with_an_explanation(database: Path) -> None:
     sql = sqlite3.connect(database)
     sql.execute("PRAGMA user_version = 2")
     sql.close()

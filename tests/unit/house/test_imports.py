@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports between the files of this checkout go one way: no file reaches itself by them, type-only imports counted.
+"""Imports between the files of this checkout have no cycles, type-only imports included.
 
-``.importlinter`` says which room stands on which. This counts files, tests and tools included. A circle of files cannot
-be read, tested or moved one at a time, and an annotation is as much a reason to open the other file as a call is.
+``.importlinter`` says which room builds on which. This checks files, tests and tools included. A cycle of files cannot
+be read, tested or moved one file at a time, and an annotation is as much a reason to open the other file as a call.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from support.checkout.source_files import ROOT, python_files, tree
 
 SOURCES = tuple(map(Path, ("broker/src", "operator/src", "verifier/src")))
 ALSO_ON_THE_PATH = tuple(map(Path, ("tests", "tests/integration", "demo", "bench/core", "bench/failover")))
-"""Beside the folder of the importing file and those above it."""
+"""Import roots, besides the importing file's folder and those above it."""
 
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|.+)|import (.+))", re.MULTILINE)
-"""One statement. It is looked for in the text: to parse a thousand files costs ten seconds, this a third of one."""
+"""One import statement, matched in the text: parsing a thousand files takes ten seconds, this a third of one."""
 NAME = re.compile(r"(?<!as )\b(?!as\b)[A-Za-z_][\w.]*")
 
 BROKER = Path("broker/src/meridian_broker")
 DOORS = "Other rooms import only these modules of it::"
-"""In the docstring of a room; indented names follow."""
+"""Introduces the list in a room's docstring; indented names follow."""
 
 SUPPORT = tuple(
     Path("tests", room)
@@ -42,18 +42,18 @@ SUPPORT = tuple(
         "support/checkout",
     )
 )
-"""What tests stand on, each room on those behind it."""
+"""The rooms that tests build on; each may import those after it."""
 
 
 class Finder:
-    """Finds the file that a name stands for, as the interpreter does on the paths that the checkout uses."""
+    """Finds the file of a module name, as the interpreter does on the checkout's paths."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = {str(path.with_suffix("")).removesuffix("/__init__"): path for path in files}
         self._tops = {part for path in self._files for part in path.split("/")}
 
     def imported(self, path: Path) -> Iterator[Path]:
-        """The files of the checkout that a file imports, wherever in it, also for types only."""
+        """The files of the checkout that a file imports, anywhere in it, type-only imports included."""
         folders = [str(folder) for folder in (*path.parents, *SOURCES, *ALSO_ON_THE_PATH)]
         for module, names, modules in IMPORT.findall((ROOT / path).read_text(encoding="utf-8")):
             for name in NAME.findall(names or modules):
@@ -68,14 +68,14 @@ class Finder:
 
 @functools.cache
 def imports() -> dict[Path, set[Path]]:
-    """Of each file those that it imports."""
+    """The imports of each file."""
     files = python_files()
     finder = Finder(files)
     return {path: set(finder.imported(path)) for path in files}
 
 
 def circles(graph: dict[Path, set[Path]]) -> set[Path]:
-    """Files that reach themselves."""
+    """Groups of files that import each other in a cycle."""
     left = {path: set(others) for path, others in graph.items()}
     found: set[Path] = set()
     while True:
@@ -86,7 +86,7 @@ def circles(graph: dict[Path, set[Path]]) -> set[Path]:
             around = set(error.args[1])
             one = min(around)
             found |= around
-            # The circle becomes one file, so that what is tied to it is found as the next circle.
+            # The cycle is merged into one file, so that a cycle connected to it is found next.
             left[one] = set().union(*(left.pop(path) for path in around)) - around
             left = {path: {one if other in around else other for other in others} for path, others in left.items()}
             left[one].discard(one)
@@ -98,19 +98,19 @@ def test_finds_imports() -> None:
     assert sum(map(len, imports().values())) > 3000
 
 
-def test_finds_circles() -> None:
+def test_finds_cycles() -> None:
     a, b, c, d, e = map(Path, "abcde")
     assert circles({a: {b}, b: {c}, c: set()}) == set()
     assert circles({a: {b}, b: {c}, c: {b, d}, d: {e}, e: {c}}) == {b, c, d, e}
 
 
-def test_no_file_is_in_a_circle_of_imports() -> None:
+def test_no_file_is_in_an_import_cycle() -> None:
     found = circles(imports())
     assert not found, f"in circles of imports: {', '.join(map(str, sorted(found)))}"
 
 
 @pytest.mark.parametrize("room", SUPPORT, ids=str)
-def test_what_tests_stand_on_imports_only_what_is_below_it(room: Path) -> None:
+def test_support_rooms_import_only_rooms_below_them(room: Path) -> None:
     below = SUPPORT[SUPPORT.index(room) :]
     offences = [
         f"{path} imports {other}"
@@ -123,7 +123,7 @@ def test_what_tests_stand_on_imports_only_what_is_below_it(room: Path) -> None:
 
 
 def test_no_test_file_imports_another() -> None:
-    """What two of them need stands in ``tests/support``: pytest then collects each alone, and either can go."""
+    """What two of them need is in ``tests/support``: pytest can then collect each alone, and either can be deleted."""
     offences = [
         f"{path} imports {other}"
         for path, others in imports().items()
@@ -157,7 +157,7 @@ def used_from_outside(room: Path) -> set[str]:
 
 @pytest.mark.parametrize("room", sorted(path.parent.name for path in (ROOT / BROKER).glob("*/__init__.py")))
 def test_a_room_is_entered_by_its_doors(room: str) -> None:
-    """A module is given to other rooms on purpose: by a line in the docstring of its own."""
+    """A room offers a module to other rooms on purpose: by a line in its own docstring."""
     listed, used = doors(BROKER / room), used_from_outside(BROKER / room)
     assert used <= listed, f"{room}/__init__.py does not offer to other rooms: {', '.join(sorted(used - listed))}"
     assert listed <= used, f"{room}/__init__.py offers what no room imports: {', '.join(sorted(listed - used))}"

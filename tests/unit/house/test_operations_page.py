@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/operations.md: its commands for keys, run in their order, refuse nobody in between."""
+"""docs/operations.md: its commands for key rotation, run in order, turn nobody away at any point."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COMMAND = ".venv/bin/meridian "
 
 
 def commands(begin: str) -> list[str]:
-    """Lines of the page that are commands and begin so."""
+    """Command lines of the page that begin with this."""
     return [line.strip() for line in PAGE.splitlines() if line.startswith("    ") and line.strip().startswith(begin)]
 
 
 def meridian_commands() -> list[str]:
-    """Commands of the page that use ``meridian``; one in a loop over regions for each of them."""
+    """Commands of the page that use ``meridian``; one in a loop over regions is repeated for each region."""
     found = []
     for line in commands(""):
         loop = re.fullmatch(rf"for region in ([-\w ]+); do ({re.escape(COMMAND)}.*); done", line)
@@ -37,7 +37,7 @@ def meridian_commands() -> list[str]:
 
 
 def accepted(keys: Path, token: Path) -> bool:
-    """Does a broker take the token that follows these keys?"""
+    """Whether a broker accepts the token that matches these keys."""
     try:
         Authentication(read_secret_keys(str(keys)), frozenset(), "us-east").check(token.read_bytes().strip())
     except NotAuthenticated:
@@ -46,7 +46,7 @@ def accepted(keys: Path, token: Path) -> bool:
 
 
 def test_keys_are_replaced_by_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What brokers see of the two Secrets is one directory: ``secret.key``, and for a while the new key."""
+    """Brokers see the two Secrets as one directory: ``secret.key``, and for a while the new key."""
     monkeypatch.chdir(tmp_path)
     keys = tmp_path / "seen-by-brokers"
     keys.mkdir()
@@ -70,7 +70,7 @@ def test_keys_are_replaced_by_the_commands_of_the_page(tmp_path: Path, monkeypat
     assert {file.stat().st_mode & 0o077 for file in tmp_path.iterdir() if file.is_file()} == {0}
 
 
-def test_values_that_the_page_sets_are_values_of_the_charts() -> None:
+def test_values_that_the_page_sets_exist_in_the_charts() -> None:
     for command in commands("helm upgrade"):
         found = re.search(r"helm/([a-z-]+)", command)
         assert found is not None
@@ -82,8 +82,8 @@ def test_values_that_the_page_sets_are_values_of_the_charts() -> None:
                 known = known[part]
 
 
-def test_files_with_secrets_that_the_commands_leave_are_ignored_by_git() -> None:
-    """Those that ``meridian`` makes, and copies of Secrets."""
+def test_secret_files_left_by_the_commands_are_ignored_by_git() -> None:
+    """Files that ``meridian`` creates, and copies of Secrets."""
     made = {shlex.split(one)[-1] for one in meridian_commands()}
     copies = {match[1] for line in PAGE.splitlines() if (match := re.search(r"get secret\S* .*> (\S+)$", line))}
     assert {"us-east.jwt", "2026-11.key", "peer.new"} <= made

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects that many modules hold are changed by their own methods only, which say what happened."""
+"""Objects that many modules hold are changed only through their own methods, whose names say what happened."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 SOURCES: Final = Path(__file__).parents[3] / "broker" / "src" / "meridian_broker"
 HELD: Final = {"admission", "topic", "context", "log", "progress_log", "lost_records", "registry", "gateway"}
-"""Names under which the broker's modules hold a topic, its parts, and the parts of the process."""
+"""Names under which the broker's modules hold a topic, a topic's parts and the process's parts."""
 BOUND: Final = {"on_damage", "on_failure", "on_closed", "wake", "look_for_room"}
-"""Callbacks, set by what wants to be called."""
+"""Callbacks, set by whoever is to be called."""
 THEIRS: Final = {"engines", "gateway", "replication"}
-"""Rooms that call something else by one of these names: an engine's log, or the contexts of TLS and of the exchange."""
+"""Rooms that use one of these names for something else: an engine's log, the contexts of TLS and of the exchange."""
 
 
 def _assigned(tree: ast.AST) -> Iterator[ast.Attribute]:
@@ -33,7 +33,7 @@ def _assigned(tree: ast.AST) -> Iterator[ast.Attribute]:
 
 
 def foreign(source: str) -> list[str]:
-    """Assignments to an attribute of such an object from outside."""
+    """Assignments from outside to an attribute of such an object."""
     found = []
     for target in _assigned(ast.parse(source)):
         owner = target.value
@@ -46,12 +46,12 @@ def foreign(source: str) -> list[str]:
 @pytest.mark.parametrize(
     "line", ["topic.a = 1", "self._topic.a = 1", "one.topic.log.a += 1", "x, topic.a = 1, 2", "self.gateway.a: int = 1"]
 )
-def test_what_is_noticed(line: str) -> None:
+def test_detects_foreign_assignments(line: str) -> None:
     assert len(foreign(line)) == 1
 
 
 @pytest.mark.parametrize("line", ["self.a = 1", "topic = 1", "topic.a()", "topic.log.on_damage = f", "a = topic.a"])
-def test_what_is_allowed(line: str) -> None:
+def test_allows_other_assignments(line: str) -> None:
     assert foreign(line) == []
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each distribution is built, without a network, and holds what whoever installs it has a right to."""
+"""Each distribution can be built without a network, and includes licence, notice and description."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_wheel_and_sdist_hold_licence_and_notice(built: tuple[Path, Path]) -> No
     assert metadata(wheel).get_all("License-File") == sorted(wanted)
 
 
-def test_the_index_has_something_to_show(built: tuple[Path, Path]) -> None:
+def test_the_index_page_has_a_description(built: tuple[Path, Path]) -> None:
     said = metadata(built[0])
     assert said["License-Expression"] == "Apache-2.0"
     assert said["Keywords"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several Pythons `scripts/setup` takes."""
+"""Which of several Pythons `scripts/setup` chooses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.checkout.source_files import ROOT
 
 
 def chosen(pythons: dict[str, str], directory: Path) -> str:
-    """The name of the one that is taken of these; each is given by options of Python."""
+    """The name of the one chosen from these; each is described by Python options."""
     for name, options in pythons.items():
         wrapper = directory / name
         wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n', encoding="utf-8")
@@ -46,5 +46,5 @@ SLOW = "-X tracemalloc"
     ],
     ids=["a quicker one behind", "a quicker one in front", "the only one"],
 )
-def test_the_quickest_python_is_taken(pythons: dict[str, str], taken: str, tmp_path: Path) -> None:
+def test_the_fastest_python_is_chosen(pythons: dict[str, str], taken: str, tmp_path: Path) -> None:
     assert chosen(pythons, tmp_path) == taken

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a finalizer formats while the interpreter parses does not end the parsing."""
+"""A finalizer that formats a traceback while the interpreter parses does not break the parsing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class LeftBehind:
-    """Only the garbage collector ends it, and then it fails."""
+    """Finalized only by the garbage collector, and its finalizer fails."""
 
     formatted = 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines that stand in two places, of two files or of one: each such pair has its reason in docs/architecture.md, and
+"""Lines repeated in two places, in two files or in one: each such pair has its reason in docs/architecture.md, and
 each reason a pair."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 ROOTS = {"broker/src": 6, "operator/src": 6, "verifier/src": 6, "tests": 6, "bench": 8, "demo": 8, "e2e": 8}
-"""How many identical lines in a row count. Fewer are coincidence, or a call that several places make. Each measurement
-and each walk on a cluster is a script of its own, whose arguments and ends look alike."""
+"""How many identical lines in a row count. Fewer are coincidence, or a call made in several places. Each measurement
+and each cluster walk-through is a separate script, and these have similar argument parsing and endings."""
 LEFT_OUT = re.compile(
     r'''
     ^[ ]*""".*?"""$                                                               # a docstring
@@ -22,12 +22,12 @@ LEFT_OUT = re.compile(
     ''',
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
-"""A signature stands in the port and in each of its implementations: mypy compares them."""
+"""A signature is repeated in the port and in each implementation: mypy compares them."""
 ROW = re.compile(r"^\| `([\w/.]+\.py)`(?:, `([\w/.]+\.py)`| twice) \| \S.*\|$", re.MULTILINE)
 
 
 def code(file: Path) -> list[str]:
-    """The lines that say something: no imports, docstrings, comments, signatures, nor lone punctuation."""
+    """The significant lines: no imports, docstrings, comments, signatures or lone punctuation."""
     text = LEFT_OUT.sub("", file.read_text(encoding="utf-8"))
     lines = (" ".join(line.split()) for line in text.splitlines())
     return [line for line in lines if re.search(r"\w", line) and not line.startswith("#")]
@@ -40,7 +40,7 @@ def files(root: str) -> Iterator[Path]:
 
 
 def repeated(files: Iterable[Path], count: int) -> set[frozenset[Path]]:
-    """The pairs of files that share so many lines in a row; one file alone: it has them twice."""
+    """The pairs of files that share that many lines in a row; a single file: it has them twice."""
     places: defaultdict[tuple[str, ...], dict[Path, int]] = defaultdict(dict)
     found = set()
     for file in files:
@@ -71,4 +71,4 @@ def test_each_repetition_has_a_reason() -> None:
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     reasons = {frozenset(ROOT / file for file in row if file) for row in ROW.findall(page)}
     shown = [sorted(str(file.relative_to(ROOT)) for file in pair) for pair in pairs ^ reasons]
-    assert not shown, "these are alike without a reason in docs/architecture.md, or no longer alike"
+    assert not shown, "these repeat lines without a reason in docs/architecture.md, or no longer repeat any"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The threat model names a test for each row, and each of them is there."""
+"""The threat model names a test for each row, and each of these tests exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_every_threat_has_a_test() -> None:
     assert threats and not without, without
 
 
-def test_every_test_that_it_names_is_there() -> None:
+def test_every_test_that_it_names_exists() -> None:
     files = {path.name: path for folder in ("tests", "e2e") for path in (ROOT / folder).rglob("test_*.py")}
     named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", PAGE.read_text(encoding="utf-8"))
     missing = [

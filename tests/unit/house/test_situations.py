@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of what can happen to regions names stories and tests that exist, and leaves no cell empty."""
+"""The table of situations of regions names stories and tests that exist, and has no empty cell."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/replicated-subscriptions.md, "Watching it": every reason and every figure that brokers show has its row."""
+"""docs/replicated-subscriptions.md, "Watching it": every reason and every figure that brokers show has a row."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROWS = re.findall(r"^\| `([^`]+)`[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
 
 
 @pytest.mark.parametrize("reason", [*Why, *StopReason], ids=lambda one: str(one.value))
-def test_every_reason_says_what_to_do(reason: Why | StopReason) -> None:
+def test_every_reason_has_a_row_with_what_to_do(reason: Why | StopReason) -> None:
     (told,) = [row for name, row in ROWS if name == reason.value]
     meaning, what_to_do = told.split("|")
     assert len(meaning.strip()) > 10 and len(what_to_do.strip()) > 5
 
 
-def test_no_row_is_about_a_reason_that_is_gone() -> None:
+def test_no_row_is_about_a_removed_reason() -> None:
     known = {one.value for one in [*Why, *StopReason]}
     shown = {name for name, row in ROWS if row.count("|") == 1 and not name.startswith("meridian_")}
     assert shown == known
@@ -54,7 +54,7 @@ def _seen(**more: Any) -> dict[str, Any]:
     return {"mode": "exact", "replicated": True, "mark_delete": "1:2", "peers": [], **figures, **more}
 
 
-def test_the_shares_of_a_subscription_are_shown_and_what_they_wait_for() -> None:
+def test_the_shares_of_a_subscription_are_shown_with_what_they_wait_for() -> None:
     held = {"origin": "us", "dispatched_by": "us", "lease_ms_left": 5200, "owed": 4, "reason": ""}
     free = {"origin": "eu", "dispatched_by": "", "lease_ms_left": 0, "owed": 0, "reason": "nobody consumes here"}
     answer = {"regions": {"eu": _seen(shares=[free]), "us": {"partitions": {"a": _seen(shares=[held]), "b": _seen()}}}}
@@ -66,7 +66,7 @@ def test_the_shares_of_a_subscription_are_shown_and_what_they_wait_for() -> None
     ]
 
 
-def test_how_messages_of_a_region_of_pulsar_move_is_shown_and_is_no_problem() -> None:
+def test_how_messages_of_a_pulsar_region_move_is_shown_and_is_not_a_problem() -> None:
     old = {"region": "apache", "moves": "snapshot", "detail": "apache sends no source positions"}
     new = {"region": "berlin", "moves": "exact", "detail": ""}
     answer = {"regions": {"us": {"partitions": {"a": _seen(pulsar=[old, new]), "b": _seen(pulsar=[old, new])}}}}

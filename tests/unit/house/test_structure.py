@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures about the structure in docs/architecture.md hold for this tree: none is greater."""
+"""The structure figures in docs/architecture.md are upper bounds for this tree."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
 
 def row(beginning: str) -> list[int]:
-    """The numbers in the last column of a row."""
+    """The numbers in a row's last column."""
     (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {beginning}")]
     return [int(number) for number in re.findall(r"\d+", line.rstrip("| ").rpartition("|")[2])]
 
 
 def assert_within(found: list[int], beginning: str) -> None:
-    """The page says no less. If the structure got better, correct the page as well."""
+    """The page states no less. If the structure improved, correct the page too."""
     said = row(beginning)
     assert len(found) == len(said)
     assert all(now <= most for now, most in zip(found, said, strict=True)), f"{beginning}: {found}, not {said}"
@@ -40,7 +40,7 @@ def assert_within(found: list[int], beginning: str) -> None:
 
 
 def stored(node: ast.AST) -> set[str]:
-    """Attributes of ``self`` that are assigned below this node."""
+    """Attributes of ``self`` that are assigned within this node."""
     return {
         one.attr
         for one in ast.walk(node)
@@ -80,19 +80,19 @@ def test_public_attributes_and_methods() -> None:
 
 
 def test_a_topic_overrides_nothing_of_its_context() -> None:
-    """So the parts, which see the context only, see the same whether or not it is a topic's."""
+    """So the parts, which see only the context, see the same whether or not it belongs to a topic."""
     own = {name for name in vars(Topic) if not name.startswith("__")}
     assert not own & vars(TopicContext).keys()
 
 
-def test_a_subscription_alone_replaces_its_record() -> None:
+def test_only_a_subscription_replaces_its_record() -> None:
     for file in (BROKER / "topics").rglob("*.py"):
         for one in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) and one.attr == "record":
                 assert isinstance(one.value, ast.Name) and one.value.id == "self", f"{file.name}:{one.lineno}"
 
 
-def test_a_type_of_subscription_is_its_module_and_a_row() -> None:
+def test_a_type_of_subscription_is_a_module_and_a_table_row() -> None:
     assert row("files that a new type") == [2]
     for kind in TYPES.values():
         named = re.compile(rf"\b{kind.dispatcher.__name__}\b")
@@ -102,11 +102,11 @@ def test_a_type_of_subscription_is_its_module_and_a_row() -> None:
             assert files == {Path(sys.modules[kind.dispatcher.__module__].__file__ or "").name, "types.py"}
 
 
-# -- the ways of an acknowledgement, a publish and a seek ------------------------------------------------------------
+# -- the code paths of an acknowledgement, a publish and a seek ------------------------------------------------------
 
 
 class Port:
-    """A client that keeps what it gets."""
+    """A client that keeps what it receives."""
 
     def __init__(self) -> None:
         self.got: list[Position] = []
@@ -128,7 +128,7 @@ class Port:
 
 
 async def way(work: Callable[[], Awaitable[None]]) -> tuple[int, int, set[str]]:
-    """Files of ``topics/`` that run, how often ``subscription.py`` is entered from another file, and the rooms."""
+    """The files of ``topics/`` that run, how often ``subscription.py`` is entered from another file, and the rooms."""
     ran: list[str] = []
 
     def called(frame: Any, event: str, _: Any) -> None:
@@ -146,7 +146,7 @@ async def way(work: Callable[[], Awaitable[None]]) -> tuple[int, int, set[str]]:
     return len(set(inside)), sum(file.endswith("/subscription.py") for file in inside), rooms
 
 
-async def test_the_ways_through_the_rooms() -> None:
+async def test_code_paths_through_the_rooms() -> None:
     one = await region(s=True)
     topic, port = one.topic, Port()
     subscription = topic.subscriptions["s"]
@@ -168,7 +168,7 @@ async def test_the_ways_through_the_rooms() -> None:
 
     rooms: list[int] = []
     for name, work in (("an acknowledgement", ack), ("a publish with one consumer", publish), ("a seek", seek)):
-        await way(work)  # the first one finds nothing in memory
+        await way(work)  # the first run finds nothing in memory
         files, entered, passed = await way(work)
         rooms.append(len(passed))
         assert_within([files, entered], f"{name}: ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the house that no other tool checks, tested on the checkout itself.
+"""House rules that no other tool checks, tested on the checkout itself.
 
 Each test collects every offence before it fails, so that one run shows them all.
 """
@@ -24,7 +24,7 @@ from support.checkout.source_files import ROOT, files, generated, python_files, 
 MODULE_LINES_MAX = 600
 TEST_MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 100
-"""Far above what is aimed at (400 and 60): at these numbers a module or function has another one inside it."""
+"""Far above the goals (400 and 60): a module or function this long contains another one."""
 
 MAY_PRINT = ("broker/src/meridian_broker/cli/", "bench/", "e2e/", "examples/", "demo/", "tests/")
 MAY_READ_ENVIRONMENT = ("broker/src/meridian_broker/server/main.py", "broker/src/meridian_broker/server/supervisor.py")
@@ -32,7 +32,7 @@ MAY_READ_ENVIRONMENT = ("broker/src/meridian_broker/server/main.py", "broker/src
 
 @pytest.fixture(scope="module", autouse=True)
 def no_collections() -> Iterator[None]:
-    """All trees are kept. To look for garbage among them while they are made took three quarters of the time."""
+    """All trees are kept, and garbage collection while building them took three quarters of the time."""
     gc.disable()
     yield
     gc.enable()
@@ -68,8 +68,8 @@ def test_every_source_file_names_its_licence() -> None:
     assert_none(offences, "the first lines say SPDX-License-Identifier: Apache-2.0")
 
 
-def test_nothing_points_into_one_persons_machine() -> None:
-    # Spelt in pieces, or this file would be an offence itself.
+def test_nothing_points_to_one_persons_machine() -> None:
+    # Spelt in pieces, or this file would itself be an offence.
     pattern = re.compile("|".join(["/wo" + r"rk/(main|shared)\b", "/ho" + r"me/(?!\$|<)\w+/", r"/\.pye" + "nv/"]))
     offences = []
     for path in files():
@@ -94,7 +94,7 @@ def locked(path: str) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)==([^\s;\\]+)", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def test_images_hold_what_their_distributions_need_at_the_checkouts_versions() -> None:
+def test_images_contain_what_their_distributions_need_at_the_checkouts_versions() -> None:
     checkout = locked("requirements.lock")
     build = locked("images/build.lock")
     assert build.items() <= checkout.items(), "images/build.lock: scripts/lock writes it again"
@@ -111,7 +111,7 @@ def test_images_hold_what_their_distributions_need_at_the_checkouts_versions() -
         assert image.items() <= checkout.items(), f"images/{name}/requirements.lock: scripts/lock writes it again"
 
 
-def test_the_lock_holds_every_direct_dependency_at_a_version_that_is_asked_for() -> None:
+def test_the_lock_holds_every_direct_dependency_at_an_allowed_version() -> None:
     held = {canonicalize_name(name): version for name, version in locked("requirements.lock").items()}
     offences = []
     for project in ("pyproject.toml", "broker/pyproject.toml", "operator/pyproject.toml", "verifier/pyproject.toml"):
@@ -127,16 +127,16 @@ def test_the_lock_holds_every_direct_dependency_at_a_version_that_is_asked_for()
     assert_none(offences, "CONTRIBUTING.md says how to write requirements.lock again")
 
 
-def test_documents_name_the_etcd_that_is_built_and_it_is_none_that_corrupts() -> None:
+def test_documents_name_the_etcd_that_is_built_and_not_a_corrupting_release() -> None:
     modules = (ROOT / "images/etcd/go.mod").read_text(encoding="utf-8")
     versions = set(re.findall(r"go\.etcd\.io/etcd/(?:server|etcdctl)/v3 v(\S+)", modules))
-    assert len(versions) == 1, "server and etcdctl are of one release"
+    assert len(versions) == 1, "server and etcdctl are of the same release"
     version = versions.pop()
     assert tuple(map(int, version.split("."))) >= (3, 5, 6)
     assert f"etcd {version}" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def test_modules_are_short_and_say_their_idea() -> None:
+def test_modules_are_short_and_state_their_idea() -> None:
     offences = []
     for path in python_files():
         lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
@@ -154,7 +154,7 @@ def is_text(node: ast.AST) -> bool:
 
 
 def test_a_docstring_follows_what_it_describes() -> None:
-    """A line put between an attribute and its docstring gives the docstring to another one, or to none."""
+    """A line inserted between an attribute and its docstring gives the docstring to another attribute, or to none."""
     offences = [
         f"{path}:{after.lineno}"
         for path in python_files()
@@ -178,20 +178,20 @@ def test_functions_are_short() -> None:
     assert_none(offences, f"at most {FUNCTION_LINES_MAX} lines in a function")
 
 
-def test_no_module_is_a_drawer_for_anything() -> None:
+def test_no_module_is_a_catch_all() -> None:
     banned = {"util", "utils", "helper", "helpers", "misc", "common"}
     assert_none([str(path) for path in python_files() if banned & set(path.with_suffix("").parts)], "names say what")
 
 
 def test_test_files_have_different_names() -> None:
     names = (path.name for path in python_files("tests/"))
-    counted = Counter(name for name in names if name != "conftest.py")  # pytest tells those apart by their place
+    counted = Counter(name for name in names if name != "conftest.py")  # pytest distinguishes those by their path
     assert_none([name for name, times in counted.items() if times > 1], "a test file's name is unique")
     assert Path("operator/__init__.py") not in files(), "the standard library has a module named operator"
 
 
 def test_every_task_has_an_owner() -> None:
-    """A task whose result is dropped may be collected while it runs, and nobody hears of its failure.
+    """A task whose reference is dropped may be collected while it runs, and nobody learns of its failure.
 
     ``group.create_task(...)`` of a TaskGroup is owned by the group.
     """
@@ -220,7 +220,7 @@ def test_every_queue_has_a_bound() -> None:
     assert_none(offences, "a queue has a maxsize")
 
 
-def test_only_commands_print() -> None:
+def test_only_commands_print_to_stdout() -> None:
     offences = [
         f"{path}:{node.lineno}"
         for path in python_files()
@@ -242,7 +242,7 @@ def test_the_environment_is_read_in_one_place() -> None:
     assert_none(offences, "settings come through server/settings.py")
 
 
-def test_no_reminders_are_left() -> None:
+def test_no_todo_comments_are_left() -> None:
     pattern = re.compile("|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]))
     offences = [
         f"{path}:{number}"
@@ -254,7 +254,7 @@ def test_no_reminders_are_left() -> None:
 
 
 def test_every_setting_does_something() -> None:
-    """An option that nothing reads is a promise that nobody keeps."""
+    """An option that nothing reads is a broken promise."""
     if not (ROOT / "broker/src/meridian_broker/server/broker.py").exists():
         pytest.skip("there is no broker to configure yet")
     sources = {path: (ROOT / path).read_text(encoding="utf-8") for path in python_files("broker/src/")}

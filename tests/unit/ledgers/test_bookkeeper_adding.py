@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries on their way to an ensemble: who is told when, and what happens when bookies are slow, busy or lost."""
+"""Adding entries to an ensemble: who is told when, and what happens when bookies are slow, busy or lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_entry_is_confirmed_by_the_ack_quorum_and_in_order() -> None:
     assert adding.confirmed == 2
 
 
-def test_no_more_is_sent_than_the_slowest_bookie_may_be_behind() -> None:
+def test_no_more_is_sent_than_the_slowest_bookie_may_lag() -> None:
     link = Link()
     adding = link.adding(limits=AddLimits(entries=4))
     heard = add(adding, 10)
@@ -55,15 +55,15 @@ def test_no_more_is_sent_than_the_slowest_bookie_may_be_behind() -> None:
     assert link.taken() == [("a", 4), ("b", 4), ("c", 4)]
     adding.tick(0)
     adding.tick(LIMITS.blocking_ms)
-    assert adding.lost_bookies.keys() == {"c"}  # the others wait because of it
+    assert adding.lost_bookies.keys() == {"c"}  # the others wait because of c
     assert max(entry for _, entry in link.taken()) == 7
     by_bytes = link.adding(limits=AddLimits(bytes=10))
     add(by_bytes, 10, size=4)
     assert max(entry for _, entry in link.taken()) == 2
 
 
-def test_entries_that_waited_are_sent_to_all_bookies_in_one_step() -> None:
-    """As new ones are: for each bookie by itself they would cost several times as much."""
+def test_waiting_entries_are_sent_to_all_bookies_in_one_step() -> None:
+    """Like new entries: sent to each bookie separately they would cost several times as much."""
 
     class Counting(Link):
         steps = 0
@@ -81,7 +81,7 @@ def test_entries_that_waited_are_sent_to_all_bookies_in_one_step() -> None:
     assert link.steps == 7
 
 
-def test_a_full_connection_gets_the_rest_when_there_is_room() -> None:
+def test_a_full_connection_gets_the_rest_once_there_is_room() -> None:
     link = Link()
     link.full.add("c")
     adding = link.adding()
@@ -95,7 +95,7 @@ def test_a_full_connection_gets_the_rest_when_there_is_room() -> None:
     assert link.taken() == [("c", 0), ("c", 1)]
 
 
-def test_a_busy_bookie_gets_refused_entries_again_and_is_not_lost() -> None:
+def test_a_busy_bookie_is_sent_refused_entries_again_and_not_treated_as_lost() -> None:
     link = Link("d")
     adding = link.adding()
     heard = add(adding, 4)
@@ -106,14 +106,14 @@ def test_a_busy_bookie_gets_refused_entries_again_and_is_not_lost() -> None:
     ack(adding, "b", 3)
     link.taken()
     heard += add(adding, 1)
-    assert ("b", 4) not in link.taken()  # nothing new before the refused ones
+    assert ("b", 4) not in link.taken()  # nothing new before the refused entries
     adding.tick(200)
     assert link.taken() == [("b", 1), ("b", 2), ("b", 4)]
     ack(adding, "b", 1, 2)
     assert heard == [0, 1, 2, 3] and link.ensembles == []
 
 
-def test_a_lost_bookie_is_replaced_behind_the_last_confirmed_entry() -> None:
+def test_a_lost_bookie_is_replaced_after_the_last_confirmed_entry() -> None:
     link = Link("d")
     adding = link.adding()
     heard = add(adding, 3)
@@ -128,7 +128,7 @@ def test_a_lost_bookie_is_replaced_behind_the_last_confirmed_entry() -> None:
     assert heard == [0, 1]
 
 
-def test_what_a_lost_bookie_says_counts_no_more() -> None:
+def test_answers_of_a_lost_bookie_no_longer_count() -> None:
     link = Link("d")
     adding = link.adding()
     heard = add(adding, 2)
@@ -143,7 +143,7 @@ def test_what_a_lost_bookie_says_counts_no_more() -> None:
     assert heard == [0]
 
 
-def test_entries_are_confirmed_by_those_that_are_left_while_the_metadata_are_away() -> None:
+def test_the_remaining_bookies_confirm_entries_while_metadata_is_unavailable() -> None:
     link = Link("d")
     adding = link.adding()
     adding.lost("c", "gone")
@@ -152,7 +152,7 @@ def test_entries_are_confirmed_by_those_that_are_left_while_the_metadata_are_awa
         ack(adding, bookie, 0, 1)
     assert heard == [0, 1]
     adding.ensemble_stored()
-    assert [entry for bookie, entry in link.taken() if bookie == "d"] == [0, 1]  # all of its segment, if it can be kept
+    assert [entry for bookie, entry in link.taken() if bookie == "d"] == [0, 1]  # its whole segment, if kept
     small = Link("d")
     adding = small.adding(limits=AddLimits(entries=2))
     adding.lost("c", "gone")
@@ -163,12 +163,12 @@ def test_entries_are_confirmed_by_those_that_are_left_while_the_metadata_are_awa
     assert heard == list(range(6)) and adding.retained <= 2
 
 
-def test_a_bookie_that_the_metadata_may_have_replaced_never_goes_on() -> None:
+def test_a_bookie_possibly_replaced_in_the_metadata_is_never_used_again() -> None:
     link = Link("d")
     adding = link.adding()
     heard = add(adding, 1)
     adding.lost("c", "gone")
-    adding.ensemble_not_stored(None)  # it is not known whether d is in the metadata
+    adding.ensemble_not_stored(None)  # the metadata may or may not contain d
     link.spares, link.well = [], {"c"}
     adding.tick(LIMITS.retry_ms)
     ack(adding, "a", 0)
@@ -176,7 +176,7 @@ def test_a_bookie_that_the_metadata_may_have_replaced_never_goes_on() -> None:
     assert heard == []
 
 
-def test_without_a_spare_a_bookie_that_is_well_again_goes_on() -> None:
+def test_without_a_spare_a_recovered_bookie_is_used_again() -> None:
     link = Link()
     adding = link.adding()
     heard = add(adding, 3)
@@ -189,7 +189,7 @@ def test_without_a_spare_a_bookie_that_is_well_again_goes_on() -> None:
     link.taken()
     link.well.add("c")
     adding.lost("b", "gone too")
-    assert link.taken() == []  # not in the same turn: a bookie that fails at once would be asked for ever
+    assert link.taken() == []  # not in the same turn: a bookie that fails at once would be asked forever
     adding.tick(LIMITS.retry_ms)
     assert link.taken() == [("c", 2)]
     ack(adding, "a", 2)
@@ -197,8 +197,8 @@ def test_without_a_spare_a_bookie_that_is_well_again_goes_on() -> None:
     assert heard == [0, 1, 2] and link.ensembles == []
 
 
-def test_what_lost_bookies_acknowledged_counts_once_they_go_on() -> None:
-    """Nothing more has to be sent to them then, so no later acknowledgement would confirm it."""
+def test_acknowledgements_of_lost_bookies_count_once_they_are_used_again() -> None:
+    """Nothing more has to be sent to them then, so no later acknowledgement would confirm the entries."""
     link = Link()
     adding = link.adding(limits=AddLimits(entries=2))
     heard = add(adding, 3)
@@ -213,8 +213,8 @@ def test_what_lost_bookies_acknowledged_counts_once_they_go_on() -> None:
     assert [entry for _, entry in link.taken()].count(2) == 3
 
 
-def test_bookies_that_are_all_slow_keep_none_of_them_waiting() -> None:
-    """As when the machine stood still for a second: each would be lost, and nobody left to confirm anything."""
+def test_of_bookies_that_are_all_slow_none_is_declared_lost() -> None:
+    """As if the machine had paused for a second: all would be lost, and none left to confirm anything."""
     link = Link()
     adding = link.adding(limits=AddLimits(entries=4))
     add(adding, 10)
@@ -223,16 +223,16 @@ def test_bookies_that_are_all_slow_keep_none_of_them_waiting() -> None:
     assert not adding.lost_bookies
     ack(adding, "a", 0)
     adding.tick(LIMITS.blocking_ms * 2)
-    assert not adding.lost_bookies, "one alone confirms nothing"
+    assert not adding.lost_bookies, "one bookie alone confirms nothing"
     adding.tick(LIMITS.silent_ms)
     assert adding.lost_bookies.keys() == {"b", "c"}
 
 
-def test_a_silent_bookie_is_lost() -> None:
+def test_a_silent_bookie_is_declared_lost() -> None:
     link = Link("d")
     adding = link.adding()
     add(adding, 1)
-    adding.tick(60_000)  # nobody has been silent before the first tick that finds something under way
+    adding.tick(60_000)  # silence is counted from the first tick that finds something in flight
     ack(adding, "a", 0)
     ack(adding, "b", 0)
     adding.tick(60_000 + LIMITS.silent_ms - 1)
@@ -263,7 +263,7 @@ def test_too_few_bookies_for_too_long_fail_everything_in_order() -> None:
 
 @pytest.mark.parametrize("spare", [False, True])
 def test_bookies_that_accept_connections_and_close_them_fail_everything_in_time(spare: bool) -> None:
-    """There are enough bookies whenever they are looked at, and none of them ever acknowledges anything."""
+    """Every check finds enough bookies, and none of them ever acknowledges anything."""
     link = Link(*"abcd") if spare else Link()
     link.well = set("abcd")
     adding = link.adding()
@@ -296,7 +296,7 @@ def test_entries_that_wait_for_earlier_ones_do_not_fail_while_those_are_confirme
     assert adding.failure is None and adding.confirmed == 17
 
 
-def test_a_ledger_that_was_idle_has_its_whole_time() -> None:
+def test_an_idle_ledgers_next_entry_has_the_full_timeout() -> None:
     link = Link()
     adding = link.adding()
     add(adding, 1)
@@ -319,7 +319,7 @@ def test_a_fenced_ledger_fails_everything_at_once() -> None:
         assert adding.confirmed == -1
 
 
-def test_a_refused_entry_is_told_behind_those_before_it_and_idle_behind_all() -> None:
+def test_refusals_are_reported_after_earlier_entries_and_idle_after_all() -> None:
     link = Link()
     adding = link.adding()
     heard: list[object] = []
@@ -337,11 +337,11 @@ def test_a_refused_entry_is_told_behind_those_before_it_and_idle_behind_all() ->
     assert len(heard) == 4
 
 
-def test_acknowledgements_that_come_together_may_repeat_and_skip() -> None:
+def test_acknowledgements_that_arrive_together_may_repeat_and_skip() -> None:
     adding = Link().adding()
     heard = add(adding, 6)
     adding.acked("a", [0, 1, 2, 3, 4, 5])
-    adding.acked("b", [0, 0, 2])  # looks like three in a row by its ends
+    adding.acked("b", [0, 0, 2])  # judged by its ends it looks like three in a row
     assert heard == [0]
     adding.acked("b", [1, 99, 4])
     assert heard == [0, 1, 2]
@@ -349,7 +349,7 @@ def test_acknowledgements_that_come_together_may_repeat_and_skip() -> None:
     assert heard == list(range(6))
 
 
-def test_an_error_in_one_callback_keeps_no_other_from_being_told() -> None:
+def test_an_error_in_one_callback_does_not_stop_the_others() -> None:
     adding = Link().adding()
 
     def fail(_: object) -> None:

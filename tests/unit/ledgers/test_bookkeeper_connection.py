@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to a bookie: whose an answer is, however the bytes come, and what happens when none comes."""
+"""A connection to a bookie: whose answer it is, however the bytes arrive, and what happens without one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Transport(asyncio.Transport):
 
 
 class Ledger:
-    """Hears what a connection says."""
+    """Records what a connection reports."""
 
     def __init__(self, *ensemble: str) -> None:
         self.ensemble = ensemble
@@ -73,7 +73,7 @@ class Ledger:
 
 
 class Made:
-    """A connection and both its sides. Made in a running loop."""
+    """A connection and both its sides. Created in a running loop."""
 
     def __init__(self) -> None:
         self.ledgers = {7: Ledger("b"), 8: Ledger("b")}
@@ -83,7 +83,7 @@ class Made:
         self.connection.connection_made(self.transport)
 
     def hear(self, data: bytes, *pieces: int) -> None:
-        """The bookie says these bytes, in pieces of these sizes and the rest in as few as there is room for."""
+        """The bookie sends these bytes in pieces of these sizes, and the rest in as few pieces as fit."""
         sizes = list(pieces)
         while data and not self.connection.is_closed:
             room = self.connection.get_buffer(-1)
@@ -108,7 +108,7 @@ def frame(operation: int, code: int, ledger: int, entry: int, rest: bytes = b"",
     st.lists(st.tuples(st.sampled_from("arb"), st.integers(0, 40), st.binary(max_size=300)), max_size=12),
     st.lists(st.integers(1, 40), max_size=40),
 )
-def test_answers_are_heard_whole_however_they_are_cut(said: list[tuple[str, int, bytes]], pieces: list[int]) -> None:
+def test_answers_are_parsed_whole_however_they_are_split(said: list[tuple[str, int, bytes]], pieces: list[int]) -> None:
     async def run() -> None:
         made = Made()
         told: list[Answer] = []
@@ -141,10 +141,8 @@ def test_answers_are_heard_whole_however_they_are_cut(said: list[tuple[str, int,
     st.lists(st.tuples(st.integers(6, 8), st.integers(1, 3 * ANSWERS), st.sampled_from([0, 0, 0, 101])), max_size=8),
     st.lists(st.integers(1, 2000), max_size=4),
 )
-def test_acknowledgements_in_a_row_are_heard_as_they_were_said(
-    runs: list[tuple[int, int, int]], pieces: list[int]
-) -> None:
-    """Of ledgers that take turns, one of them unknown here; the last of a run may be a refusal."""
+def test_runs_of_acknowledgements_are_reported_as_sent(runs: list[tuple[int, int, int]], pieces: list[int]) -> None:
+    """Runs of alternating ledgers, one of them unknown here; a run's last answer may be a refusal."""
 
     async def run() -> None:
         made = Made()
@@ -166,7 +164,7 @@ def test_acknowledgements_in_a_row_are_heard_as_they_were_said(
     asyncio.run(run())
 
 
-async def test_an_answer_larger_than_the_buffer_is_heard() -> None:
+async def test_an_answer_larger_than_the_buffer_is_parsed() -> None:
     made = Made()
     told: list[Answer] = []
     for entry, size in enumerate((BUFFER_BYTES * 3, 10, BUFFER_BYTES * 20, BUFFER_BYTES)):
@@ -185,7 +183,7 @@ async def test_an_answer_larger_than_the_buffer_is_heard() -> None:
         frame(Operation.BATCH_READ, 0, 7, 1, struct.pack(">qI", 1, 10)),
     ],
 )
-async def test_who_says_junk_is_not_listened_to(junk: bytes) -> None:
+async def test_a_bookie_that_sends_garbage_is_disconnected(junk: bytes) -> None:
     made = Made()
     told: list[Answer] = []
     made.connection.read(7, 5, Flags.NONE, b"", told.append, LATE)
@@ -198,7 +196,7 @@ async def test_who_says_junk_is_not_listened_to(junk: bytes) -> None:
     assert len(made.lost) == 1
 
 
-async def test_answers_nobody_waits_for_are_passed_over() -> None:
+async def test_answers_nobody_waits_for_are_ignored() -> None:
     made = Made()
     said = [(Operation.READ, b"x"), (Operation.BATCH_READ, struct.pack(">q", 77)), (Operation.ADD, b"")]
     for operation, rest in said:
@@ -221,7 +219,7 @@ async def test_reads_of_one_entry_share_a_request_or_wait_for_each_other() -> No
     assert told[3:] == [("c", Code.NO_ENTRY)]
 
 
-async def test_a_late_answer_is_not_taken_for_one_to_another_question() -> None:
+async def test_a_late_answer_is_not_taken_for_another_requests() -> None:
     made = Made()
     told: list[Answer] = []
     fenced: list[Answer] = []
@@ -275,7 +273,7 @@ async def test_adds_are_refused_while_the_socket_takes_no_more() -> None:
     assert made.ledgers[7].heard == [("b", "room", None)] and made.connection.add(7, [Packet(b"", data)])
 
 
-async def test_what_goes_to_several_bookies_keeps_its_order_beside_what_goes_to_one() -> None:
+async def test_adds_to_several_bookies_keep_their_order_with_adds_to_one() -> None:
     one, other = Made(), Made()
     fan = Fan((one.connection, other.connection))
     assert fan.add(Packet(b"1", b"a")) and fan.add(Packet(b"2", b"b"))
@@ -288,7 +286,7 @@ async def test_what_goes_to_several_bookies_keeps_its_order_beside_what_goes_to_
     assert [await one.sent(), await other.sent()] == [b"", b""]
 
 
-async def test_what_goes_to_several_bookies_is_refused_if_one_takes_no_more() -> None:
+async def test_adds_to_several_bookies_are_refused_if_one_is_full() -> None:
     one, other = Made(), Made()
     fan = Fan((one.connection, other.connection))
     for _ in range(ADDS_MAX - 1):
@@ -302,7 +300,7 @@ async def test_what_goes_to_several_bookies_is_refused_if_one_takes_no_more() ->
     assert await one.sent() == b""
 
 
-async def test_of_many_adds_as_many_are_sent_as_there_is_room_for() -> None:
+async def test_as_many_adds_are_sent_as_there_is_room_for() -> None:
     made = Made()
     adds = [Packet(b"h", b"d")] * (ADDS_MAX - 1)
     assert made.connection.add(7, adds) == ADDS_MAX - 1
@@ -325,7 +323,7 @@ async def test_an_answer_makes_room_for_several_bookies_in_the_same_turn() -> No
     assert (await one.sent()).endswith(b"hd1a2b")
 
 
-async def test_what_waits_for_several_bookies_reaches_those_that_are_left() -> None:
+async def test_adds_waiting_for_several_bookies_reach_the_remaining_ones() -> None:
     one, other = Made(), Made()
     fan = Fan((one.connection, other.connection))
     assert fan.add(Packet(b"1", b"a"))
@@ -333,7 +331,7 @@ async def test_what_waits_for_several_bookies_reaches_those_that_are_left() -> N
     assert [await one.sent(), await other.sent()] == [b"", b"1a"]
 
 
-async def test_connections_that_are_lost_are_replaced_together() -> None:
+async def test_lost_connections_are_replaced_together() -> None:
     made: list[Made] = []
 
     async def connect(protocol: Callable[[], asyncio.BaseProtocol], *_: object) -> asyncio.BaseTransport:
@@ -355,7 +353,7 @@ async def test_connections_that_are_lost_are_replaced_together() -> None:
 
 
 @pytest.mark.logs_error("could not be handled")
-async def test_a_callback_that_fails_takes_no_answer_from_the_others() -> None:
+async def test_a_failing_callback_costs_the_others_no_answer() -> None:
     made = Made()
     made.ledgers[8].is_failing = True
 
@@ -370,13 +368,13 @@ async def test_a_callback_that_fails_takes_no_answer_from_the_others() -> None:
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_entries_and_answers_cross_a_real_connection(run: Callable[[Coroutine[None, None, None]], None]) -> None:
-    """On the loop that brokers use, and on the tests'."""
+    """On the event loop that brokers use, and on the one that tests use."""
     count, data, ended = 300, bytes(70_000), asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for entry in range(count):
             while (length := struct.unpack(">I", await reader.readexactly(4))[0]) == 20:
-                await reader.readexactly(length)  # the read, which is answered at the end
+                await reader.readexactly(length)  # the read, answered last
             assert length == len(data)
             await reader.readexactly(length)
             writer.write(frame(Operation.ADD, 0, 7, entry))
@@ -420,7 +418,7 @@ async def refuse(*_: object) -> asyncio.BaseTransport:
     raise ConnectionRefusedError("nobody listens")
 
 
-async def test_a_bookie_that_cannot_be_reached_is_answered_for_and_not_chosen() -> None:
+async def test_an_unreachable_bookies_requests_fail_and_it_is_not_chosen() -> None:
     bookies = Bookies(refuse)
     for name in "abc":
         bookies.registered(name, (name, 1), is_writable=True)
@@ -447,7 +445,7 @@ async def test_a_bookie_that_cannot_be_reached_is_answered_for_and_not_chosen() 
     await bookies.close()
 
 
-async def test_who_is_unregistered_is_replaced_only_if_there_is_another_one() -> None:
+async def test_an_unregistered_bookie_is_replaced_only_if_another_exists() -> None:
     bookies = Bookies(refuse)
     for name in "abc":
         bookies.registered(name, (name, 1), is_writable=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of BookKeeper's formats: what this client writes it reads, and what is damaged or hostile is refused."""
+"""Bytes of BookKeeper's formats: this client reads what it writes, and refuses what is damaged or hostile."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_batch_is_parsed(bodies: list[bytes], request: int) -> None:
 
 @many
 @given(st.binary(max_size=64))
-def test_whatever_a_peer_says_is_an_answer_or_refused(frame: bytes) -> None:
+def test_any_bytes_are_parsed_as_an_answer_or_refused(frame: bytes) -> None:
     try:
         parse_answer(frame)
     except BadFrame:
@@ -110,7 +110,7 @@ def test_other_versions_and_unknown_codes() -> None:
 
 @many
 @given(ids, st.integers(0, 2**62), st.data(), st.binary(max_size=200))
-def test_an_entry_comes_back_and_every_flipped_bit_is_found(
+def test_an_entry_is_read_back_and_every_flipped_bit_is_detected(
     ledger: int, entry: int, drawn: st.DataObject, data: bytes
 ) -> None:
     last_confirmed = drawn.draw(st.integers(-1, entry - 1))
@@ -136,7 +136,7 @@ def test_an_entry_that_confirms_itself_is_refused() -> None:
 
 @many
 @given(ids, st.integers(-1, 2**62))
-def test_an_explicit_last_confirmed_comes_back(ledger: int, last: int) -> None:
+def test_an_explicit_last_confirmed_is_read_back(ledger: int, last: int) -> None:
     body = explicit_lac(ledger, last)
     assert parse_explicit_lac(ledger, body) == last
     for wrong in (body[:-1], body[:8] + b"\x7f" + body[9:], b""):
@@ -169,7 +169,7 @@ def metadata(draw: st.DrawFn) -> LedgerMetadata:
 
 @many
 @given(metadata(), st.binary(max_size=20))
-def test_metadata_come_back_with_what_newer_versions_added(one: LedgerMetadata, added: bytes) -> None:
+def test_metadata_is_read_back_with_what_newer_versions_added(one: LedgerMetadata, added: bytes) -> None:
     assert decode(encode(one)) == one
     message = LedgerMetadataFormat.FromString(_body(encode(one)))
     field_99 = b"\x9a\x06" + bytes([len(added)]) + added
@@ -180,7 +180,7 @@ def test_metadata_come_back_with_what_newer_versions_added(one: LedgerMetadata, 
 
 
 def _body(value: bytes) -> bytes:
-    """Metadata without the line of the version and without their length."""
+    """Metadata without its version line and length."""
     at = value.index(b"\n") + 1
     while value[at] & 0x80:
         at += 1
@@ -198,7 +198,7 @@ def _framed(body: bytes) -> bytes:
 
 @many
 @given(metadata(), st.data())
-def test_damaged_metadata_are_refused_or_understood(one: LedgerMetadata, drawn: st.DataObject) -> None:
+def test_damaged_metadata_is_refused_or_parsed(one: LedgerMetadata, drawn: st.DataObject) -> None:
     value = bytearray(encode(one))
     value[drawn.draw(st.integers(0, len(value) - 1))] ^= 1 << drawn.draw(st.integers(0, 7))
     for wrong in (bytes(value), encode(one)[: drawn.draw(st.integers(0, len(value) - 1))]):
@@ -216,7 +216,7 @@ def test_other_formats_are_refused(value: bytes) -> None:
         decode(value)
 
 
-def test_contradicting_metadata_are_refused() -> None:
+def test_contradictory_metadata_is_refused() -> None:
     good = LedgerMetadata(2, 2, (Segment(0, ("a", "b")),))
     for segments in ((Segment(1, ("a", "b")),), (Segment(0, ("a", "b")), Segment(5, ("a",))), ()):
         message = LedgerMetadataFormat.FromString(_body(encode(good)))
@@ -249,7 +249,7 @@ def test_changes_of_metadata() -> None:
 
 @many
 @given(ids)
-def test_a_ledgers_key_comes_back(ledger: int) -> None:
+def test_a_ledgers_key_is_read_back(ledger: int) -> None:
     assert ledger_of(ledger_key(ledger)) == ledger
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a ledger on bookies promises, whatever fails: nothing confirmed is lost, and all that look at it agree.
+"""What a ledger on bookies promises, whatever fails: nothing confirmed is lost, and all readers agree.
 
 A seed draws a run: a writer appends; bookies crash and lose what they had not synced, hang, refuse, come back; answers
-of the metadata store are lost; the writer stops or goes on, or seals; others recover the ledger meanwhile. Then nothing
+of the metadata store are lost; the writer stops, continues or seals; others recover the ledger meanwhile. Then nothing
 fails any more, and the ledger is closed and read.
 """
 
@@ -19,7 +19,7 @@ SHAPES = ((4, 3, 2), (3, 3, 2), (5, 3, 3), (3, 2, 2), (5, 4, 2), (4, 3, 1))
 
 
 def drawn_run(seed: int, steps: int, *, is_taken_over: bool = True) -> BookieWorld:
-    """A run up to the time when nothing fails any more. :param is_taken_over: others may recover the ledger."""
+    """A run up to the moment when nothing fails any more. :param is_taken_over: others may recover the ledger."""
     bookies, ensemble, ack_quorum = SHAPES[seed % len(SHAPES)]
     world = BookieWorld(seed, bookies=bookies, ensemble=ensemble, ack_quorum=ack_quorum)
     draw = world.draw
@@ -43,8 +43,8 @@ def drawn_run(seed: int, steps: int, *, is_taken_over: bool = True) -> BookieWor
     return world
 
 
-@settings(max_examples=500, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # a seed has no simpler one
-@example(311, 142)  # these two find a recovery that fences too few bookies, whatever else is drawn
+@settings(max_examples=500, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # seeds do not shrink
+@example(311, 142)  # these two detect a recovery that fences too few bookies, whatever else is drawn
 @example(1903, 119)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 150))
 def test_nothing_confirmed_is_lost(seed: int, steps: int) -> None:
@@ -59,8 +59,8 @@ def test_nothing_confirmed_is_lost(seed: int, steps: int) -> None:
 
 @settings(max_examples=100, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.integers(0, 2**32 - 1), st.integers(1, 150))
-def test_a_writer_waits_for_nothing_for_ever(seed: int, steps: int) -> None:
-    """Once nothing fails any more, every entry that it accepted is confirmed, unless it failed before."""
+def test_a_writer_never_waits_forever(seed: int, steps: int) -> None:
+    """Once nothing fails any more, every accepted entry is confirmed, unless the writer failed before."""
     world = drawn_run(seed, steps, is_taken_over=False)
     world.heal()
     promises = world.promises
@@ -73,8 +73,8 @@ def test_a_writer_waits_for_nothing_for_ever(seed: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_writer_of_whom_nobody_takes_anything_confirms_all(seed: int) -> None:
-    """Whatever fails in between, when enough bookies are left."""
+def test_a_writer_whose_ledger_nobody_takes_over_confirms_everything(seed: int) -> None:
+    """Whatever fails in between, as long as enough bookies are left."""
     world = drawn_run(seed * 6, 0)
     for _ in range(40):
         world.append()

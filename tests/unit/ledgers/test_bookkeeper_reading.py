@@ -42,7 +42,7 @@ def test_a_read_stays_with_the_bookie_that_answers() -> None:
     assert stage.told == [([b"0", b"1", b"2"], "a")]
 
 
-def test_a_read_keeps_to_its_bytes_and_to_its_last_entry() -> None:
+def test_a_read_keeps_within_its_bytes_and_its_last_entry() -> None:
     stage = Stage(0, 9, max_bytes=12)
     stage.ask.say("a", 0, *(stored(entry, size=5) for entry in range(4)))
     assert stage.entries == [b"0" * 5, b"1" * 5]
@@ -57,7 +57,7 @@ def test_a_read_keeps_to_its_bytes_and_to_its_last_entry() -> None:
     assert stage.ask.batches == [("a", 0, 10, BATCH_BYTES)]
 
 
-def test_a_segments_end_is_the_end_of_a_question() -> None:
+def test_a_request_ends_at_the_end_of_a_segment() -> None:
     stage = Stage(8, 11)
     assert stage.ask.batches[0][:3] == ("a", 8, 2)
     stage.ask.say("a", 8, stored(8), stored(9))
@@ -67,7 +67,7 @@ def test_a_segments_end_is_the_end_of_a_question() -> None:
     assert stage.entries == [b"8", b"9", b"0", b"1"]
 
 
-def test_the_next_bookie_is_asked_for_what_one_lacks_or_damaged() -> None:
+def test_the_next_bookie_is_asked_for_entries_missing_or_damaged_on_one() -> None:
     for bodies, code in (([], Code.NO_ENTRY), ([], Code.NO_LEDGER), ([DAMAGED], None), ([], Code.DISCONNECTED)):
         stage = Stage(0, 0)
         stage.ask.say("a", 0, *bodies, code=code)
@@ -75,11 +75,11 @@ def test_the_next_bookie_is_asked_for_what_one_lacks_or_damaged() -> None:
         assert stage.told == [([b"0"], "b")]
 
 
-def test_whole_entries_before_a_damaged_one_are_taken() -> None:
+def test_intact_entries_before_a_damaged_one_are_returned() -> None:
     stage = Stage(0, 1)
     stage.ask.say("a", 0, stored(0), DAMAGED)
     stage.ask.say("a", 1, DAMAGED)
-    stage.ask.say("b", 1, stored(0))  # another entry than was asked for
+    stage.ask.say("b", 1, stored(0))  # not the requested entry
     stage.ask.say("c", 1)
     assert stage.entries == [b"0"]
 
@@ -95,7 +95,7 @@ def test_a_slow_bookie_is_not_waited_for() -> None:
     assert len(stage.told) == 1
 
 
-def test_a_slow_bookie_is_waited_for_when_the_others_have_nothing() -> None:
+def test_a_slow_bookie_is_waited_for_if_the_others_lack_the_entry() -> None:
     stage = Stage(0, 0)
     stage.ask.pass_time()
     stage.ask.say("b", 0)
@@ -105,7 +105,7 @@ def test_a_slow_bookie_is_waited_for_when_the_others_have_nothing() -> None:
     assert stage.told == [([b"0"], "a")]
 
 
-def test_damaged_everywhere_is_told_from_unreadable_now() -> None:
+def test_damaged_everywhere_is_distinguished_from_unreadable_now() -> None:
     stage = Stage(0, 0)
     stage.ask.say("a", 0, DAMAGED)
     stage.ask.say("b", 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writers and recoveries against metadata and bookies that a test plays: the cases that random runs seldom meet."""
+"""Writers and recoveries against scripted metadata and bookies: cases that random runs seldom meet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Outcomes = list[LedgerMetadata | LedgerError]
 
 
 class Stage:
-    """One recovery and everything that it sees."""
+    """One recovery and its surroundings."""
 
     def __init__(self, metadata: LedgerMetadata = OPEN, fence: int = 2, *spares: str) -> None:
         self.link, self.ask, self.store = Link(*spares), Asked(), Store(metadata)
@@ -33,7 +33,7 @@ class Stage:
         self.store.answer()
 
     def fence(self, **said: bytes | None) -> None:
-        """These bookies say what they have last; None: nothing."""
+        """These bookies answer with their last entry; None: they have none."""
         for bookie, body in said.items():
             self.ask.say(bookie, LAST_ENTRY, *([body] if body else []))
 
@@ -71,7 +71,7 @@ def test_an_empty_ledger_is_closed_without_entries() -> None:
     assert all(flags & Flags.FENCE for flags in stage.ask.flags.values())
 
 
-def test_what_anybody_has_is_added_again_and_the_length_is_its_own() -> None:
+def test_what_any_bookie_has_is_added_again_and_counts_in_the_length() -> None:
     stage = Stage()
     stage.fence(a=stored(3, 1), b=stored(2, 0))
     assert stage.ask.told.keys() - {("c", LAST_ENTRY)} == {("a", 1), ("a", 4), ("b", 4), ("c", 4)}
@@ -85,7 +85,7 @@ def test_what_anybody_has_is_added_again_and_the_length_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("said", ["absent", "damaged", "nothing"])
-def test_a_bookie_that_does_not_return_what_it_should_have_leaves_it_to_the_others(said: str) -> None:
+def test_a_bookie_that_lacks_what_it_should_have_is_made_up_for_by_the_others(said: str) -> None:
     stage = Stage()
     stage.fence(a=stored(2, -1), b=None)
     assert {bookie for bookie, entry in stage.ask.told if entry == 0} == {"a"}
@@ -102,8 +102,8 @@ def test_a_bookie_that_does_not_return_what_it_should_have_leaves_it_to_the_othe
     assert (stage.closed.last_entry, stage.closed.length) == (2, 3)
 
 
-def test_what_one_bookie_has_last_is_added_even_if_no_other_has_anything() -> None:
-    """And asked for behind that, in ever more steps as long as any is found: nobody knows how far the third one got."""
+def test_a_single_bookies_last_entry_is_added_even_if_no_other_has_anything() -> None:
+    """Entries after it are asked for too, as long as any is found: nobody knows how far the third bookie got."""
     stage = Stage()
     stage.fence(a=stored(0, -1), b=None)
     assert stage.link.taken() == [("a", 0), ("b", 0), ("c", 0)]
@@ -112,7 +112,7 @@ def test_what_one_bookie_has_last_is_added_even_if_no_other_has_anything() -> No
     assert {entry for _, entry in stage.ask.told} == {LAST_ENTRY, 1, 2, 3}
 
 
-def test_behind_an_entry_that_too_few_can_have_nothing_is_added() -> None:
+def test_nothing_is_added_after_an_entry_that_too_few_bookies_can_have() -> None:
     stage = Stage()
     stage.fence(a=stored(3, -1), b=None)
     stage.ask.say("a", 0, stored(0))
@@ -124,8 +124,8 @@ def test_behind_an_entry_that_too_few_can_have_nothing_is_added() -> None:
     assert stage.closed.last_entry == 0
 
 
-def test_an_entry_of_the_earlier_writer_that_is_refused_late_does_not_end_the_recovery() -> None:
-    """Both are in one process, and answers name the ledger only."""
+def test_a_late_refusal_for_the_earlier_writer_does_not_end_the_recovery() -> None:
+    """Both are in one process, and answers name only the ledger."""
     stage = Stage()
     stage.fence(a=stored(1, 0), b=stored(1, 0))
     stage.ask.say("a", 0, stored(0))
@@ -148,7 +148,7 @@ def test_one_fenced_bookie_of_three_is_not_enough() -> None:
     assert ("a", 0) in stage.ask.told
 
 
-def test_neither_found_nor_absent_is_asked_again_and_never_guessed() -> None:
+def test_an_undecided_entry_is_asked_for_again_and_never_guessed() -> None:
     stage = Stage()
     stage.fence(a=None, b=None)
     stage.ask.say("a", 0)
@@ -168,7 +168,7 @@ def test_bookies_that_never_answer_end_a_recovery() -> None:
     assert isinstance(stage.error, LedgerUnreadable) and "a, b, c did not answer when fenced" in str(stage.error)
 
 
-def test_a_bookie_that_came_during_the_recovery_is_not_asked_what_it_never_got() -> None:
+def test_a_bookie_added_during_the_recovery_is_not_asked_for_what_it_never_got() -> None:
     stage = Stage(OPEN, 2, "d")
     stage.fence(a=None, b=None)
     stage.ask.say("a", 0, stored(0))
@@ -182,7 +182,7 @@ def test_a_bookie_that_came_during_the_recovery_is_not_asked_what_it_never_got()
     assert stage.closed.segments == (Segment(0, ("a", "d", "c")),) and stage.closed.last_entry == 1
 
 
-def test_a_segment_that_stayed_empty_is_not_written() -> None:
+def test_an_empty_segment_is_not_written() -> None:
     stage = Stage(OPEN, 2, "d")
     stage.fence(a=stored(0, -1), b=None)
     stage.add("a", "b")
@@ -201,7 +201,7 @@ def test_a_confirmed_entry_that_nobody_has_stops_the_recovery() -> None:
     assert "was confirmed, and none of its bookies has it" in str(stage.error)
 
 
-def test_a_closed_ledger_is_as_it_is_and_an_older_owner_is_refused() -> None:
+def test_a_closed_ledger_stays_as_it_is_and_an_older_owner_is_refused() -> None:
     closed = OPEN.closed(4, 5)
     assert Stage(closed, 2).told == [closed]
     assert isinstance(Stage(closed, 0).error, LedgerFenced)
@@ -214,7 +214,7 @@ def test_a_closed_ledger_is_as_it_is_and_an_older_owner_is_refused() -> None:
     assert "does not use CRC32C" in str(Stage(other_digest).error)
 
 
-def test_a_newer_owner_wins_over_a_recovery_that_is_under_way() -> None:
+def test_a_newer_owner_wins_over_a_recovery_in_progress() -> None:
     stage = Stage()
     stage.fence(a=None, b=None)
     stage.store.put(stage.store.now.metadata.in_recovery(3))
@@ -232,7 +232,7 @@ def test_a_recovery_by_a_tool_is_accepted() -> None:
     assert stage.closed.last_entry == 8
 
 
-def test_segments_that_somebody_changed_meanwhile_begin_it_anew() -> None:
+def test_segments_changed_meanwhile_restart_the_recovery() -> None:
     stage = Stage()
     stage.fence(a=None, b=None)
     moved = LedgerMetadata(3, 2, (Segment(0, ("a", "b", "e")),), LedgerState.IN_RECOVERY, custom=((FENCE, b"2"),))
@@ -286,7 +286,7 @@ class WriterStage:
         return self.sealed[-1]
 
 
-def test_seal_closes_behind_the_last_confirmed_entry() -> None:
+def test_seal_closes_after_the_last_confirmed_entry() -> None:
     stage = WriterStage()
     stage.append(3, "a", "b")
     assert stage.seal() == OPEN.closed(2, 6) == stage.store.now.metadata
@@ -296,7 +296,7 @@ def test_seal_closes_behind_the_last_confirmed_entry() -> None:
     assert isinstance(stage.heard[-1], LedgerError) and stage.heard[:3] == [0, 1, 2]
 
 
-def test_seal_waits_for_what_is_under_way() -> None:
+def test_seal_waits_for_entries_in_flight() -> None:
     stage = WriterStage()
     stage.append(2)
     stage.writing.seal(stage.sealed.append)
@@ -329,7 +329,7 @@ def test_a_writer_that_finds_its_ledger_taken_is_fenced() -> None:
         assert isinstance(stage.heard[0], LedgerFenced) and isinstance(stage.seal(), LedgerFenced)
 
 
-def test_segments_that_autorecovery_exchanged_are_kept() -> None:
+def test_segments_replaced_by_autorecovery_are_kept() -> None:
     stage = WriterStage("d")
     stage.append(2, "a", "b")
     stage.writing.adding.lost("c", "gone")
@@ -344,7 +344,7 @@ def test_segments_that_autorecovery_exchanged_are_kept() -> None:
     assert isinstance(outcome, LedgerMetadata) and outcome.segments == healed and outcome.last_entry == 2
 
 
-def test_an_ensemble_whose_writing_had_no_answer_is_asked_for_again() -> None:
+def test_an_ensemble_change_without_an_answer_is_looked_up() -> None:
     stage = WriterStage("d")
     stage.append(1, "a", "b")
     stage.store.unheard = 5
@@ -356,7 +356,7 @@ def test_an_ensemble_whose_writing_had_no_answer_is_asked_for_again() -> None:
     assert stage.store.now.metadata.segments[-1] == Segment(1, ("a", "b", "d"))
 
 
-def test_an_entry_that_no_bookie_takes_fails_the_writer() -> None:
+def test_an_entry_that_no_bookie_accepts_fails_the_writer() -> None:
     stage = WriterStage()
     stage.append(1)
     stage.writing.append(bytes(101), stage.heard.append)

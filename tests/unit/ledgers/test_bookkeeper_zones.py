@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies are in several zones wherever that is possible, from the first ensemble of a ledger to the last."""
+"""Copies are in several zones wherever possible, from a ledger's first ensemble to its last."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ZONES = Zones({"a*": "A", "b*": "B", "c*": "C"})
 
 
 class Link:
-    """Bookies of which any may be away; the order in which they are looked at is drawn."""
+    """Bookies, any of which may be down; the order in which they are considered is drawn."""
 
     def __init__(self, data: st.DataObject, here: list[str]) -> None:
         self.data = data
@@ -67,7 +67,7 @@ def test_an_ensemble_is_in_as_many_zones_as_there_are(here: list[str], size: int
 
 @given(data=st.data(), size=st.integers(2, 4))
 def test_a_ledger_stays_in_several_zones_whichever_bookies_fail(data: st.DataObject, size: int) -> None:
-    """One or several at once; they come back, or not. Unless the bookies that are left are all in one zone."""
+    """One or several at once, with or without returning; unless all remaining bookies are in one zone."""
     link = Link(data, list(BOOKIES))
     ensemble = ZONES.ensemble(data.draw(st.permutations(BOOKIES)), size)
     adding = Adding(7, link, link.store_ensemble, ensemble, 1, limits=AddLimits(), now_ms=0)
@@ -95,19 +95,19 @@ def test_a_replacement_keeps_zones_apart(here: list[str], data: st.DataObject) -
     assert ZONES.number([*stay, found]) == max(ZONES.number([*stay, one]) for one in candidates)
 
 
-def test_without_zones_the_first_one_counts() -> None:
+def test_without_zones_the_first_bookie_is_chosen() -> None:
     assert Zones().next_to(["a1"], ["a2", "b1"]) == "a2"
     assert Zones().ensemble(["a1", "a2", "b1"], 2) == ("a1", "a2")
 
 
-def test_the_longest_pattern_that_fits_counts() -> None:
+def test_the_longest_matching_pattern_wins() -> None:
     zones = Zones(parse_zones(" bookie-a-* = a, bookie-a-b-*=a-b,bookie-a-7=c ,, *=rest"))
     assert [zones.of(f"bookie-{one}") for one in ("a-0", "a-b-0", "a-7", "a-77", "x")] == ["a", "a-b", "c", "a", "rest"]
     assert Zones({"x": "a"}).of("y") == ""
 
 
 @pytest.mark.parametrize("text", ["x", "=a", "x=", "a*b=c", "**=a", "x=a,x=b", ",".join(f"{n}=a" for n in range(1001))])
-def test_what_names_no_zone_is_refused(text: str) -> None:
+def test_invalid_zone_settings_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"BOOKIE=ZONE|two zones|limit"):
         parse_zones(text)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What damaged entries were: told from what is left of them, and from the entries around them."""
+"""What damaged entries were, inferred from what is left of them and from the entries around them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ kinds = st.lists(st.sampled_from(("us", "us", "eu", "ap", "marker")), min_size=1
 
 
 class Written:
-    """A ledger of region us: whole, as it was written."""
+    """A ledger of region us, intact as written."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self.entries: list[bytes] = []
@@ -42,7 +42,7 @@ class Written:
             self.index.add(unpack(entry))
 
     def read(self, damaged: Iterable[int], *, has_header: bool, is_last: bool) -> LedgerIndex:
-        """The index, made from what is left of it."""
+        """The index, rebuilt from what is left of the ledger."""
         index = LedgerIndex(LEDGER, RegionCodes("us"), OWN_BEFORE)
         rebuilding, lost = Rebuilding(index, "us", OWN_BEFORE, BEFORE), set(damaged)
         for number, entry in enumerate(self.entries):
@@ -62,7 +62,7 @@ class Written:
 
 @settings(max_examples=500)
 @given(kinds, st.data(), st.booleans())
-def test_where_bodies_are_damaged_nothing_is_unknown(chosen: list[str], data: st.DataObject, is_last: bool) -> None:
+def test_if_only_bodies_are_damaged_nothing_is_unknown(chosen: list[str], data: st.DataObject, is_last: bool) -> None:
     written = Written(chosen)
     links = [number for number, kind in enumerate(chosen) if kind != "marker"]
     damaged = data.draw(st.sets(st.sampled_from(links))) if links else set()
@@ -75,8 +75,8 @@ def test_where_bodies_are_damaged_nothing_is_unknown(chosen: list[str], data: st
 
 @settings(max_examples=500)
 @given(kinds, st.data())
-def test_where_one_header_is_damaged_the_next_ledger_tells(chosen: list[str], data: st.DataObject) -> None:
-    """One that nothing was missing without was a marker."""
+def test_if_one_header_is_damaged_the_next_ledger_tells(chosen: list[str], data: st.DataObject) -> None:
+    """An entry without which no number is missing was a marker."""
     written = Written(chosen)
     number = data.draw(st.integers(0, len(chosen) - 1))
     found = written.read([number], has_header=False, is_last=False)
@@ -88,8 +88,8 @@ def test_where_one_header_is_damaged_the_next_ledger_tells(chosen: list[str], da
 
 @settings(max_examples=500)
 @given(kinds, st.data())
-def test_nothing_that_may_be_owed_is_claimed_with_something_else(chosen: list[str], data: st.DataObject) -> None:
-    """Whatever is damaged: whole entries claim what they claimed, or less."""
+def test_an_acknowledgement_claims_nothing_else_that_may_be_owed(chosen: list[str], data: st.DataObject) -> None:
+    """Whatever is damaged: intact entries claim what they claimed before, or less."""
     written = Written(chosen)
     damaged = data.draw(st.sets(st.integers(0, len(chosen) - 1)))
     found = written.read(damaged, has_header=False, is_last=data.draw(st.booleans()))
@@ -103,7 +103,7 @@ def test_nothing_that_may_be_owed_is_claimed_with_something_else(chosen: list[st
 
 
 changes = st.dictionaries(st.integers(0, 30), st.integers(0, 2), max_size=20)
-"""0: lost; else in which ledger its copy stands."""
+"""0: lost; otherwise the ledger of its copy."""
 
 
 def put(damage: Damage, more: dict[Position, Position | None]) -> tuple[Mend, ...]:
@@ -116,8 +116,8 @@ def put(damage: Damage, more: dict[Position, Position | None]) -> tuple[Mend, ..
 
 @settings(max_examples=500)
 @given(st.lists(changes, min_size=1, max_size=4))
-def test_what_is_on_record_comes_back(drawn: list[dict[int, int]]) -> None:
-    """Also where a copy is damaged later, and lost or copied again."""
+def test_recorded_damage_is_read_back(drawn: list[dict[int, int]]) -> None:
+    """Also if a copy is damaged later, and lost or copied again."""
     damage, again, known = Damage(), Damage(), dict[Position, Position | None]()
     for chosen in drawn:
         more = {Position(5, n): Position(90 + to, n * to) if to else None for n, to in chosen.items()}
@@ -127,13 +127,13 @@ def test_what_is_on_record_comes_back(drawn: list[dict[int, int]]) -> None:
         pass
     assert again.copies == {at: copy for at, copy in known.items() if copy is not None}
     assert again.lost == known.keys() - again.copies.keys()
-    assert list(mends) == mends_of(known), "in as few lines as can be"
+    assert list(mends) == mends_of(known), "in as few lines as possible"
     assert again.mends(Position(5, 10), ()) == mends
     for first in range(31):
         assert again.is_any_in(5, first, first) == (Position(5, first) in again.lost)
 
 
-def test_neighbours_are_one_line_on_record() -> None:
+def test_adjacent_entries_are_recorded_as_one_line() -> None:
     copies = {Position(5, n): Position(9, n + 4) for n in range(1000)}
     more = mends_of({**copies, Position(5, 1000): None, Position(5, 1001): None})
     assert Damage().mends(Position(5, 0), more) == (
@@ -142,8 +142,8 @@ def test_neighbours_are_one_line_on_record() -> None:
     )
 
 
-def test_very_many_damaged_entries_are_dealt_with_in_slices() -> None:
-    """A look at some of them does not go through all."""
+def test_very_many_damaged_entries_are_processed_in_slices() -> None:
+    """Looking at some of them does not go through all."""
     count, damage = 100_000, Damage()
     places = {Position(5, n): Place("us", Position(5, n - 1), Position(5, n)) for n in range(count)}
     assert damage.found(places) == count
@@ -155,7 +155,7 @@ def test_very_many_damaged_entries_are_dealt_with_in_slices() -> None:
     assert sum(1 for _ in Damage().restore(lost)) >= count // AT_ONCE
 
 
-def test_what_stands_for_a_damaged_entry_says_which_one_it_was() -> None:
+def test_a_damaged_entrys_placeholder_says_which_entry_it_was() -> None:
     at = Position(LEDGER, 3)
     for place in (Place("us", OWN_BEFORE, at), Place("eu", Position(7, 3), Position(8, 0))):
         entry = stand_in(place, "us", at, 99)
@@ -164,7 +164,7 @@ def test_what_stands_for_a_damaged_entry_says_which_one_it_was() -> None:
         assert is_damaged(entry)
         assert (header.prev, header.publish_time_ms) == (place.prev, 99)
         assert (header.region or "us", header.origin or at) == (place.region, place.origin)
-    assert not is_damaged(stand_in(None, "us", at, 99)), "nothing waits for a marker"
+    assert not is_damaged(stand_in(None, "us", at, 99)), "nobody is owed a marker"
 
 
 class Counted(Position):
@@ -177,7 +177,7 @@ class Counted(Position):
         return tuple.__lt__(self, other)
 
 
-def test_what_an_entry_costs_does_not_go_with_the_damaged_ones_before_it() -> None:
+def test_the_cost_of_an_entry_does_not_grow_with_damaged_ones_before_it() -> None:
     count = 1000
     index = LedgerIndex(LEDGER, RegionCodes("us"), OWN_BEFORE)
     rebuilding = Rebuilding(index, "us", OWN_BEFORE, {})

@@ -29,7 +29,7 @@ datas = st.lists(st.binary(max_size=60), min_size=1, max_size=12)
 
 
 def log_of(entries: list[bytes], *, marks: bool = False) -> tuple[bytes, list[int]]:
-    """A segment with the entries of ledger 9, and where each begins; ``marks`` puts a batch mark before each."""
+    """A segment with the entries of ledger 9, and each entry's offset; ``marks`` puts a batch mark before each."""
     content = segment.segment_header(SegmentHeader(NUMBER, NUMBER - 1, 1000))
     places = []
     for entry, data in enumerate(entries):
@@ -55,7 +55,7 @@ def entries_in(found: list[Record | Damage | TornTail], content: bytes) -> dict[
 
 @settings(max_examples=500, deadline=None)
 @given(datas)
-def test_what_is_written_is_scanned(entries: list[bytes]) -> None:
+def test_written_records_are_scanned(entries: list[bytes]) -> None:
     content, places = log_of(entries)
     found = scan(content)
     assert entries_in(found, content) == dict(enumerate(entries))
@@ -112,7 +112,7 @@ def test_a_broken_record_is_damage_only_below_a_mark() -> None:
     assert scan(bytes(broken))[-1] == TornTail(places[2])
 
 
-def test_a_mark_written_with_the_torn_group_proves_nothing() -> None:
+def test_a_mark_in_the_torn_group_proves_nothing() -> None:
     """Two batches of one group: the second says what was durable when it was built, which is less than the first."""
     content = segment.segment_header(SegmentHeader(NUMBER, -1, 0))
     start = len(content)
@@ -126,8 +126,8 @@ def test_a_mark_written_with_the_torn_group_proves_nothing() -> None:
     assert scan(torn)[-1] == TornTail(first)
 
 
-def test_a_copied_mark_is_no_mark() -> None:
-    """An entry that contains the bytes of a mark does not make damage out of a torn tail."""
+def test_a_copied_mark_is_not_a_mark() -> None:
+    """An entry that contains the bytes of a mark does not turn a torn tail into damage."""
     content, places = log_of([b"x", segment.batch_record(NUMBER, 77, 1 << 20)])
     broken = bytearray(content)
     broken[places[0] + RECORD_BYTES] ^= 1
@@ -148,7 +148,7 @@ def test_every_bit_of_a_head_counts(kind: int, ledger: int, entry: int, data: by
         assert crc(kind ^ 1 << bit, ledger, entry) != there
 
 
-def test_states_and_headers_come_back() -> None:
+def test_states_and_headers_are_read_back() -> None:
     for label in (b"", b"whose it is"):
         state = LedgerState(1 << 40, 17, True, label)
         packed = segment.state_record(9, state)
@@ -220,7 +220,7 @@ def test_checkpoints(
 
 
 @pytest.mark.parametrize("name", ["segment-000000000012.log", "checkpoint-000000000012", "segment-000000000012.index"])
-def test_names_are_told_apart(name: str) -> None:
+def test_file_names_are_distinguished(name: str) -> None:
     from meridian_broker.engines.local.segment import segment_number
 
     readers = (segment_number, checkpoint.checkpoint_number, checkpoint.index_number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pure core of the log: what batches hold, who is told what and when, and where the index says entries are."""
+"""The pure core of the log: what batches contain, who is told what and when, and where the index locates entries."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_segment_may_outgrow_its_limit_by_one_record() -> None:
         disk.append(first, bytes(MAX_DATA_BYTES + 1))
 
 
-def test_a_batch_says_what_was_durable_when_it_was_built() -> None:
+def test_a_batch_records_what_was_durable_when_it_was_built() -> None:
     disk = Disk()
     first = ledger(1)
     disk.append(first, b"one")
@@ -173,7 +173,7 @@ def test_a_failure_fails_all_that_is_queued_and_nothing_else() -> None:
     assert (header.previous, header.previous_length) == (1, disk.log.segments[1].length)
 
 
-def test_a_refusal_is_told_in_its_turn_and_writes_nothing() -> None:
+def test_a_refusal_is_reported_in_its_turn_and_writes_nothing() -> None:
     disk = Disk()
     first, refused = ledger(1), ledger(2)
     refused.refusal = LedgerError("sealed")
@@ -190,7 +190,7 @@ def test_a_refusal_is_told_in_its_turn_and_writes_nothing() -> None:
 
 
 @pytest.mark.logs_error("mine")
-def test_a_callback_that_raises_keeps_nobody_from_hearing() -> None:
+def test_a_callback_that_raises_does_not_stop_the_others() -> None:
     disk = Disk()
     first = ledger(1)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory engine: the contract, and forgetting what was not synced."""
+"""The memory engine: the contract, and a crash that forgets what was not synced."""
 
 from __future__ import annotations
 

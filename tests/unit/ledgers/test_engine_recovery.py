@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaying the log's tail: the cases that a crash leaves behind rarely, and damage."""
+"""Replaying the log's tail: states that crashes rarely leave, and damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tail:
         self.replay.segment(found, lambda at, size: content[at : at + size])
 
     def entries(self, ledger: int) -> dict[int, tuple[int, bytes]]:
-        """The segment and the bytes of each entry that is known."""
+        """Segment and bytes of each known entry."""
         found = {}
         for run in self.state.ledgers[ledger].runs:
             assert run.places is not None
@@ -46,7 +46,7 @@ def entry(number: int, kind: int = ENTRY) -> bytes:
     return segment.record(kind, 9, number, b"%d" % number)
 
 
-def test_copies_count_once_all_are_there() -> None:
+def test_copies_count_once_all_are_present() -> None:
     tail = Tail()
     tail.segment(1, made(), *map(entry, range(3)))
     tail.segment(2, *(entry(number, MOVED) for number in range(2)))
@@ -66,7 +66,7 @@ def test_without_all_copies_the_originals_stay_in_use() -> None:
     assert tail.entries(9) == {number: (1, b"%d" % number) for number in range(3)}
 
 
-def test_copies_fill_the_hole_that_a_checkpoint_in_between_left() -> None:
+def test_copies_fill_the_hole_left_by_a_checkpoint_in_between() -> None:
     tail = Tail()
     tail.segment(1, made(), *map(entry, range(2)))
     tail.segment(2, entry(2, MOVED), entry(3, MOVED), segment.move_done_record(9, 0, 4))
@@ -74,7 +74,7 @@ def test_copies_fill_the_hole_that_a_checkpoint_in_between_left() -> None:
     assert tail.entries(9) == {0: (1, b"0"), 1: (1, b"1"), 2: (2, b"2"), 3: (2, b"3")}
 
 
-def test_a_seal_takes_back_what_lies_behind_it() -> None:
+def test_a_seal_discards_entries_after_it() -> None:
     tail = Tail()
     tail.segment(1, made(), *map(entry, range(5)))
     tail.segment(2, sealed(3))
@@ -83,7 +83,7 @@ def test_a_seal_takes_back_what_lies_behind_it() -> None:
     assert list(tail.entries(9)) == [0, 1, 2]
 
 
-def test_a_seal_says_how_many_entries_there_were_when_they_are_lost() -> None:
+def test_a_seal_keeps_the_entry_count_of_lost_entries() -> None:
     tail = Tail()
     tail.segment(1, made(), entry(0), entry(3))
     tail.segment(2, sealed(5))
@@ -109,7 +109,7 @@ def test_a_deleted_ledger_stays_deleted() -> None:
     assert tail.state.segments[1].live_bytes == 0
 
 
-def test_entries_survive_the_record_that_made_their_ledger() -> None:
+def test_entries_survive_the_record_that_created_their_ledger() -> None:
     tail = Tail()
     tail.segment(1, entry(0), entry(1))
     tail.replay.finish()
@@ -117,7 +117,7 @@ def test_entries_survive_the_record_that_made_their_ledger() -> None:
     assert not tail.state.ledgers[9].sealed
 
 
-def test_an_entry_that_was_seen_already_changes_nothing() -> None:
+def test_an_entry_seen_before_changes_nothing() -> None:
     tail = Tail()
     tail.segment(1, made(), entry(0), entry(1), entry(0))
     tail.replay.finish()

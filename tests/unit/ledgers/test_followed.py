@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log that follows another broker's is the same log, whenever it looks, and whatever it reads ahead."""
+"""A log that follows another broker's equals it, whenever it looks, and whatever it reads ahead."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ steps = st.lists(
 
 
 class World:
-    """A log and one that follows it; each look is at what is on record and in the store then."""
+    """A log and its follower; each look sees what is recorded and stored at that moment."""
 
     def __init__(self, scheduler: LoopScheduler, reset_behind: int = 0) -> None:
         self.store = MemoryLedgerStore()
@@ -88,7 +88,7 @@ class World:
             await asyncio.sleep(0)
 
     async def synced(self, work: Any) -> None:
-        """Wait for something that writes."""
+        """Wait for an action that writes."""
         task = asyncio.ensure_future(work)
         while not task.done():
             self.store.sync()
@@ -96,7 +96,7 @@ class World:
         await task
 
     async def reopen(self) -> None:
-        """Another broker takes over, while the old one has not sealed its ledger."""
+        """Another broker takes over while the old one has not sealed its ledger."""
         await self.settle()
         self.fence += 1
         spans, own, origins, holes = self.record.spans
@@ -119,7 +119,7 @@ class World:
         assert await all_of(self.view) == [p for p in await all_of(self.log) if p <= self.view.last_confirmed]
 
     async def check(self) -> None:
-        """They are the same, down to what an acknowledgement of each entry claims."""
+        """Both are equal, down to what an acknowledgement of each entry claims."""
         await self.settle()
         await self.look()
         assert await everything(self.view) == await everything(self.log)
@@ -148,14 +148,14 @@ async def all_of(log: TopicLog) -> list[Position]:
 
 
 EMPTIED = [("own", 1), ("reopen", 0), *[("own", 1)] * 3, ("own", 4), ("look", 0), ("trim", 7), ("reopen", 0)]
-"""Nothing that was followed is there any more, and no ledger is on record."""
+"""Nothing of the followed log exists any more, and no ledger is recorded."""
 
 
 @settings(max_examples=150, deadline=None)
 @given(steps, st.sampled_from([0, 1, 3]))
 @example(EMPTIED, 0)
 @example([*EMPTIED, ("look", 0), ("own", 9), ("look", 0), ("own", 3)], 0)
-def test_it_is_the_same_log_whenever_it_looks(done: list[tuple[str, int]], reset_behind: int) -> None:
+def test_it_equals_the_log_whenever_it_looks(done: list[tuple[str, int]], reset_behind: int) -> None:
     async def story() -> None:
         scheduler = LoopScheduler()
         try:
@@ -169,13 +169,13 @@ def test_it_is_the_same_log_whenever_it_looks(done: list[tuple[str, int]], reset
     asyncio.run(story())
 
 
-async def test_what_it_missed_is_not_read_ahead_beyond_the_limit_and_nobody_loses_it() -> None:
+async def test_missed_entries_beyond_the_limit_are_not_read_ahead_and_not_lost() -> None:
     scheduler = LoopScheduler()
     world = World(scheduler, reset_behind=4)
     await world.run("own", 1)
     await world.settle()
     await world.look()
-    await world.run("own", 2)  # within the limit, in the ledger that is being written
+    await world.run("own", 2)  # within the limit, in the ledger being written
     await world.settle()
     await world.look()
     assert (world.followed.resets, world.view.resets) == (0, 0)
@@ -190,7 +190,7 @@ async def test_what_it_missed_is_not_read_ahead_beyond_the_limit_and_nobody_lose
 
 
 class Rotten(Reader):
-    """A reader of a ledger whose entries are damaged from one on."""
+    """A reader of a ledger whose entries are damaged from some entry on."""
 
     def __init__(self, near: Reader, first: int) -> None:
         self.near = near
@@ -209,7 +209,7 @@ class Rotten(Reader):
         return await self.near.read(first, min(last, self.first - 1), max_bytes)
 
 
-async def test_damage_in_the_open_ledger_is_waited_for_and_told_once_it_is_sealed() -> None:
+async def test_damage_in_the_open_ledger_is_reported_only_once_it_is_sealed() -> None:
     scheduler = LoopScheduler()
     world = World(scheduler)
     opening = world.store.open
@@ -230,6 +230,6 @@ async def test_damage_in_the_open_ledger_is_waited_for_and_told_once_it_is_seale
     world.followed.take(spans, own, origins)
     await world.followed.advance()
     assert world.followed.last_confirmed == world.log.last_confirmed
-    assert len(await all_of(world.view)) == 9  # damaged ones are stood in for
+    assert len(await all_of(world.view)) == 9  # placeholders stand for damaged entries
     assert len(world.followed.damage.damaged) == 5
     await scheduler.close()

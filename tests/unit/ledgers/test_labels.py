@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of ledgers: what goes in comes out, and what is none says so."""
+"""Ledger labels: they are read back, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ labels = st.one_of(
 
 @settings(max_examples=500, deadline=None)
 @given(labels)
-def test_a_label_comes_back(label: Label) -> None:
+def test_a_label_is_read_back(label: Label) -> None:
     assert Label.decode(label.encode()) == label
 
 
 @settings(max_examples=500, deadline=None)
 @given(labels, st.data())
-def test_a_label_that_is_cut_off_says_so(label: Label, data: st.DataObject) -> None:
+def test_a_truncated_label_is_refused(label: Label, data: st.DataObject) -> None:
     whole = label.encode()
     with pytest.raises(ValueError, match="label"):
         Label.decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
@@ -51,7 +51,7 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
         Label.decode(b"\x01" + data)
 
 
-def test_newer_labels_are_refused_with_a_sentence() -> None:
+def test_newer_labels_are_refused_with_an_explanation() -> None:
     label = Label(Kind.MESSAGES, Belonging("persistent://public/default/orders", ""), EARLIEST)
     with pytest.raises(ValueError, match=r"newer version of Meridian \(format 2, .*upgrade"):
         Label.decode(b"\x02" + label.encode()[1:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A callback that raises keeps nobody else in silence: neither behind it in its turn nor after it."""
+"""A callback that raises keeps no other from being called, in the same turn or later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wrong(*_: object) -> None:
     raise ValueError("a mistake")
 
 
-def test_all_hear_and_the_first_mistake_is_raised() -> None:
+def test_all_are_called_and_the_first_error_is_raised() -> None:
     heard: list[int] = []
     with pytest.raises(ValueError, match="a mistake") as raised:
         notify_all([heard.append, wrong, heard.append, wrong, heard.append], 1)
@@ -33,7 +33,7 @@ def test_all_hear_and_the_first_mistake_is_raised() -> None:
 
 
 @pytest.mark.logs_error("ValueError: a mistake")
-async def test_receipts_follow_one_that_raised() -> None:
+async def test_receipts_after_a_callback_that_raised_are_delivered() -> None:
     store, scheduler = MemoryLedgerStore(MemoryDisk()), LoopScheduler()
     log = TopicLog("here", store, TopicRecord(), 1, LogLimits(), scheduler, CacheBudget(1 << 20))
     told: list[object] = []
@@ -48,12 +48,12 @@ async def test_receipts_follow_one_that_raised() -> None:
     log.append_own([ENTRY, ENTRY], lambda tokens, _: told.extend(tokens), [2, 3])
     store.sync()
     await asyncio.sleep(0)
-    assert told == [1, None, 2, 3], "the turn after it goes on as ever"
+    assert told == [1, None, 2, 3], "the next turn goes on as usual"
     await scheduler.close()
 
 
 @pytest.mark.logs_error("ValueError: a mistake")
-async def test_refusals_follow_one_that_raised() -> None:
+async def test_refusals_after_a_callback_that_raised_are_delivered() -> None:
     store, scheduler = MemoryLedgerStore(MemoryDisk()), LoopScheduler()
     log = TopicLog("here", store, TopicRecord(), 1, LogLimits(), scheduler, CacheBudget(1 << 20))
     told: list[Any] = []
@@ -67,7 +67,7 @@ async def test_refusals_follow_one_that_raised() -> None:
     await scheduler.close()
 
 
-async def test_whoever_waits_for_acknowledgements_hears_behind_one_that_raised() -> None:
+async def test_waiters_for_acknowledgements_are_told_after_one_that_raised() -> None:
     store, scheduler = MemoryLedgerStore(MemoryDisk()), LoopScheduler()
     log = ProgressLog(store, TopicRecord(), 1, scheduler, lambda: ())
     told: list[object] = []

@@ -72,7 +72,7 @@ class TestContract(LedgerContract):
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_offloaded_ledger_reads_as_before(world: OffloadWorld) -> None:
+async def test_an_offloaded_ledger_is_read_as_before(world: OffloadWorld) -> None:
     await world.away(7, ENTRIES)
     assert await read_all(world.store, 7) == ENTRIES
     info = await world.store.recover(7, world.fence)
@@ -81,12 +81,12 @@ async def test_an_offloaded_ledger_reads_as_before(world: OffloadWorld) -> None:
     assert await reader.read(3, 5, 1 << 20) == ENTRIES[3:6]
     assert await reader.read(58, 99, 1 << 20) == ENTRIES[58:]
     assert await reader.read(60, 99, 1 << 20) == []
-    assert await reader.read(8, 20, 24) == [ENTRIES[8], b""]  # the next one has no bytes
+    assert await reader.read(8, 20, 24) == [ENTRIES[8], b""]  # the next read has no byte budget
     with pytest.raises(ValueError, match="start at 0"):
         await reader.read(-1, 5, 1)
 
 
-async def test_a_reader_goes_on_while_its_ledger_leaves(world: OffloadWorld) -> None:
+async def test_a_reader_goes_on_while_its_ledger_is_offloaded(world: OffloadWorld) -> None:
     await world.sealed(7, ENTRIES)
     reader = await world.store.open(7)
     assert await reader.read(0, 9, 1 << 20) == ENTRIES[:10]
@@ -102,7 +102,7 @@ async def test_readers_of_one_block_ask_for_it_once_and_the_next_is_read_ahead(w
     before = world.cache.misses
     assert await asyncio.gather(*(reader.read(0, 0, 1) for reader in readers)) == [[b""]] * 5
     await world.scheduler.tasks_ended()
-    assert world.cache.misses - before == 2, "the block, and the one behind it"
+    assert world.cache.misses - before == 2, "the block, and the next one"
     requests = world.objects.requests
     first_of_next = (await world.offloading.copies.index(7, "copy1")).blocks[1].first
     await readers[0].read(first_of_next, first_of_next, 1)
@@ -110,7 +110,7 @@ async def test_readers_of_one_block_ask_for_it_once_and_the_next_is_read_ahead(w
     assert world.objects.requests - requests == 2, "the index, for the test, and the third block"
 
 
-async def test_the_cache_keeps_to_its_bound(world: OffloadWorld) -> None:
+async def test_the_cache_keeps_within_its_bound(world: OffloadWorld) -> None:
     await world.away(7, [b"x" * 150] * 300)
     assert len(await read_all(world.store, 7)) == 300
     await world.scheduler.tasks_ended()
@@ -132,11 +132,11 @@ async def test_damage_in_a_copy_costs_the_damaged_entry_alone(world: OffloadWorl
         await reader.read(4, 9, 1 << 20)
     assert caught.value.remains == b"?" + entries[4][1:]
     assert await reader.read(5, 9, 1 << 20) == entries[5:]
-    world.bucket[key] = good  # somebody restored the object
+    world.bucket[key] = good  # the object was restored
     assert await reader.read(4, 9, 1 << 20) == entries[4:]
 
 
-async def test_an_index_is_made_from_headers_alone_unless_they_are_damaged(world: OffloadWorld) -> None:
+async def test_an_index_is_built_from_headers_alone_unless_they_are_damaged(world: OffloadWorld) -> None:
     entries = [pack_own(0, 1, 0, 0, 5, 6, 7, number, b"", b"x" * 1000) for number in range(50)]
     await world.away(7, entries)
     reader = await world.store.open(7)
@@ -181,7 +181,7 @@ async def test_missing_objects_are_damage_and_not_an_end(world: OffloadWorld) ->
         await (await world.store.open(7)).read(0, 9, 1 << 20)
 
 
-async def test_of_two_places_the_other_one_is_read_where_one_is_damaged_or_away(
+async def test_if_one_of_two_copies_is_damaged_or_unavailable_the_other_is_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = OffloadWorld()
@@ -202,7 +202,7 @@ async def test_of_two_places_the_other_one_is_read_where_one_is_damaged_or_away(
         asked = world.objects.requests
         assert await (await world.store.open(7)).read(0, 59, 1 << 20) == ENTRIES
     assert "no route to the bucket" in caplog.text
-    assert world.objects.requests == asked, "not asked again at once"
+    assert world.objects.requests == asked, "not retried at once"
 
     world.objects.fault = lambda _operation, _key: None
     near = await world.near.open(7)
@@ -218,7 +218,7 @@ async def test_of_two_places_the_other_one_is_read_where_one_is_damaged_or_away(
     await world.close()
 
 
-async def test_an_object_store_that_is_away_is_said_and_asked_again(world: OffloadWorld) -> None:
+async def test_an_unavailable_object_store_is_reported_and_retried(world: OffloadWorld) -> None:
     await world.away(7, ENTRIES)
 
     def away(operation: str, key: str) -> None:
@@ -232,7 +232,7 @@ async def test_an_object_store_that_is_away_is_said_and_asked_again(world: Offlo
     assert await reader.read(0, 9, 1 << 20) == ENTRIES[:10]
 
 
-async def test_another_process_reads_what_left_without_the_metadata(world: OffloadWorld) -> None:
+async def test_another_process_reads_offloaded_ledgers_without_the_metadata(world: OffloadWorld) -> None:
     await world.away(7, ENTRIES)
     await world.sealed(8, [b"near"])
 
@@ -269,13 +269,13 @@ def test_every_state_leads_to_deletion_and_none_back_to_a_ledger_without_a_copy(
     st.integers(0, 1 << 31),
     st.binary(max_size=40),
 )
-def test_a_record_comes_back(state: State, copy: str, number: int, entries: int, label: bytes) -> None:
+def test_a_record_is_read_back(state: State, copy: str, number: int, entries: int, label: bytes) -> None:
     record = Offloaded(7, state, copy, number, entries, number, label, was_uploading=entries % 2 == 1)
     assert Offloaded.from_json(7, record.to_json()) == record
 
 
 async def live(world: OffloadWorld, *, until: State) -> None:
-    """What rounds do with ledger 7, from wherever it is, up to a state."""
+    """Run the rounds on ledger 7, from whatever state it is in, up to a given state."""
     record = world.table.get(7)
     if 7 in world.disk.ledgers and (record is None or record.state is State.UPLOADING):
         await world.offloading.copy(7, world.fence)
@@ -325,8 +325,8 @@ async def test_a_kill_between_any_two_steps_loses_nothing_and_leaves_nothing(unt
         await world.close()
 
 
-async def test_whoever_owned_the_topic_before_takes_nothing_from_the_next_owner(world: OffloadWorld) -> None:
-    """The first owner is suspended during its upload; another one copies the ledger and lets it leave meanwhile."""
+async def test_the_earlier_owner_deletes_nothing_of_the_next_owner(world: OffloadWorld) -> None:
+    """The first owner is suspended during its upload; meanwhile another copies the ledger and deletes the original."""
     await world.sealed(7, ENTRIES)
     first, go_on = world.offloading, asyncio.Event()
     put = world.objects.put
@@ -361,7 +361,7 @@ async def test_a_ledger_that_is_trimmed_during_its_upload_leaves_nothing(world: 
         if key.endswith("index"):
             await world.store.delete(7)
             await world.offloading.clear()
-            await put(key, data)  # it was on its way
+            await put(key, data)  # it was in flight
 
     world.objects.put = trimmed  # type: ignore[method-assign]
     await world.offloading.copy(7, world.fence)
@@ -374,7 +374,7 @@ async def test_a_ledger_that_is_trimmed_during_its_upload_leaves_nothing(world: 
     assert not world.bucket and not len(world.table)
 
 
-async def test_a_copy_that_is_not_whole_keeps_the_ledger_and_is_made_again(
+async def test_with_an_incomplete_copy_the_ledger_is_kept_and_copied_again(
     world: OffloadWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.sealed(7, ENTRIES)
@@ -391,8 +391,8 @@ async def test_a_copy_that_is_not_whole_keeps_the_ledger_and_is_made_again(
 
 
 @pytest.mark.parametrize("prefers_copies", [True, False])
-async def test_a_reader_goes_on_in_the_copy_that_replaced_another(world: OffloadWorld, prefers_copies: bool) -> None:
-    """What it read before is deleted: that is no damage, which would be given up where no other region has it."""
+async def test_a_reader_continues_in_the_copy_that_replaced_another(world: OffloadWorld, prefers_copies: bool) -> None:
+    """The copy that it read is deleted: that is not damage, which is given up where no other region has it."""
     world = await restarted(world, prefers_copies=prefers_copies)
     await world.sealed(7, ENTRIES)
     await world.offloading.copy(7, world.fence)
@@ -409,7 +409,7 @@ async def test_a_reader_goes_on_in_the_copy_that_replaced_another(world: Offload
     assert await reader.read_heads(0, len(ENTRIES), 1 << 20) == ENTRIES
 
 
-async def test_a_reader_goes_on_in_a_copy_that_another_broker_made(world: OffloadWorld) -> None:
+async def test_a_reader_continues_in_a_copy_made_by_another_broker(world: OffloadWorld) -> None:
     await world.away(7, ENTRIES)
     reader = await world.store.open(7)
     record = world.table.get(7)
@@ -458,13 +458,13 @@ async def test_a_ledger_of_a_later_owner_is_not_copied(world: OffloadWorld) -> N
     assert not world.bucket
 
 
-async def test_metadata_older_than_the_deletion_find_the_copy(world: OffloadWorld) -> None:
-    """R5: the metadata were restored from a copy made before the ledger was offloaded."""
+async def test_metadata_older_than_the_deletion_still_finds_the_copy(world: OffloadWorld) -> None:
+    """R5: the metadata was restored from a backup made before the ledger was offloaded."""
     await world.away(7, ENTRIES)
     await world.away(8, ENTRIES)
     for ledger in (7, 8):
         await world.table.remove(world.table.get(ledger))  # type: ignore[arg-type]
-    await world.offloading.copies.delete(8)  # this one was trimmed since
+    await world.offloading.copies.delete(8)  # this ledger was trimmed since
     info = await world.store.recover(7, world.fence)
     assert info.entries == len(ENTRIES)
     assert await read_all(world.store, 7) == ENTRIES
@@ -474,7 +474,7 @@ async def test_metadata_older_than_the_deletion_find_the_copy(world: OffloadWorl
         await world.store.recover(9, world.fence)
 
 
-async def test_a_volume_that_lost_a_copied_ledger_has_it_still(world: OffloadWorld) -> None:
+async def test_a_copied_ledger_lost_by_the_volume_is_still_readable(world: OffloadWorld) -> None:
     await world.sealed(7, ENTRIES)
     await world.offloading.copy(7, world.fence)
     del world.disk.ledgers[7]
@@ -492,7 +492,7 @@ async def test_records_that_another_broker_wrote_are_found(world: OffloadWorld) 
     await other.offloading.copy(7, world.fence)
     await other.offloading.leave(7)
     assert world.table.get(7) is None
-    await world.offloading.copy(7, world.fence)  # it is done already
+    await world.offloading.copy(7, world.fence)  # that is done already
     assert world.offloading.is_copied(7)
     await world.start()
     await world.table.load()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a ledger's copy: what is packed comes back, and nothing else is taken for it."""
+"""The bytes of a ledger's copy: what is packed is read back, and nothing else is accepted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def packed(ledger: int, entries: list[bytes], block: int, chunk: int) -> tuple[l
 
 @settings(max_examples=500)
 @given(LEDGERS, ENTRIES, st.integers(1, 100), st.integers(1, 300))
-def test_every_entry_comes_back_by_the_index(ledger: int, entries: list[bytes], block: int, chunk: int) -> None:
+def test_every_entry_is_found_through_the_index(ledger: int, entries: list[bytes], block: int, chunk: int) -> None:
     chunks, index = packed(ledger, entries, block, chunk)
     assert CopyIndex.decode(index.encode(), ledger) == index
     assert (index.entries, index.size, index.label) == (len(entries), sum(map(len, entries)), b"label")
@@ -45,7 +45,7 @@ def test_every_entry_comes_back_by_the_index(ledger: int, entries: list[bytes], 
 
 @settings(max_examples=500)
 @given(LEDGERS, st.integers(0, 50_000), ENTRIES, st.data())
-def test_damage_costs_no_entry_but_the_damaged_ones(
+def test_damage_costs_only_the_damaged_entries(
     ledger: int, first: int, entries: list[bytes], data: st.DataObject
 ) -> None:
     block = pack_block(ledger, first, entries)
@@ -65,7 +65,7 @@ def test_damage_costs_no_entry_but_the_damaged_ones(
 
 @settings(max_examples=500)
 @given(LEDGERS, ENTRIES, st.data())
-def test_a_damaged_index_is_noticed(ledger: int, entries: list[bytes], data: st.DataObject) -> None:
+def test_a_damaged_index_is_detected(ledger: int, entries: list[bytes], data: st.DataObject) -> None:
     encoded = packed(ledger, entries, 50, 100)[1].encode()
     at = data.draw(st.integers(0, len(encoded) - 1))
     with pytest.raises(CopyDamaged):
@@ -76,7 +76,7 @@ def test_a_damaged_index_is_noticed(ledger: int, entries: list[bytes], data: st.
         CopyIndex.decode(encoded[:at], ledger)
 
 
-def test_an_entry_in_another_ones_place_is_damage() -> None:
+def test_an_entry_in_place_of_another_is_damage() -> None:
     block = pack_block(7, 100, [b"same", b"size"])
     assert unpack_block(7, 100, 2, block).is_whole
     assert unpack_block(8, 100, 2, block).entries == (None, None)

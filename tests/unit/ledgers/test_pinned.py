@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ledgers that somebody reads are not deleted under their hands, and are deleted after all."""
+"""Ledgers are not deleted while they are being read, and are deleted afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def store_of(disk: MemoryDisk, note: Path, scheduler: LoopScheduler) -> Pi
 
 
 def noted(*ledgers: int) -> str:
-    """What the note says of these."""
+    """The content of the note for these ledgers."""
     return "".join(f"{ledger} {crc32c(str(ledger).encode()):08x}\n" for ledger in ledgers)
 
 
@@ -68,7 +68,9 @@ async def test_releasing_what_nobody_deleted_deletes_nothing(tmp_path: Path, sch
     assert sorted(disk.ledgers) == [1]
 
 
-async def test_what_was_held_at_the_end_is_deleted_at_the_next_start(tmp_path: Path, scheduler: LoopScheduler) -> None:
+async def test_a_ledger_still_held_at_the_end_is_deleted_at_the_next_start(
+    tmp_path: Path, scheduler: LoopScheduler
+) -> None:
     disk, note = MemoryDisk(), tmp_path / "note"
     before = await store_of(disk, note, scheduler)
     for ledger in (1, 2):
@@ -96,11 +98,11 @@ async def test_a_damaged_note_costs_space_and_nothing_else(tmp_path: Path, sched
             note.write_bytes(found)
             copy = MemoryDisk(dict(disk.ledgers), set(disk.used))
             await store_of(copy, note, scheduler)
-            assert disk.ledgers.keys() - copy.ledgers.keys() <= {12}, "no other ledger than the one that was deleted"
+            assert disk.ledgers.keys() - copy.ledgers.keys() <= {12}, "only the ledger that was to be deleted"
             assert not note.exists()
 
 
-async def test_what_the_disk_refuses_to_delete_goes_later(tmp_path: Path, scheduler: LoopScheduler) -> None:
+async def test_a_deletion_that_the_disk_refuses_is_done_later(tmp_path: Path, scheduler: LoopScheduler) -> None:
     disk, note = MemoryDisk(), tmp_path / "note"
     store = MemoryLedgerStore(disk, schedule=asyncio.get_running_loop().call_soon)
     held = PinnedLedgers(store, note, scheduler)
@@ -130,7 +132,7 @@ async def test_a_refused_deletion_is_done_at_the_next_start(tmp_path: Path, sche
     assert not note.exists()
 
 
-async def test_a_note_that_cannot_be_written_keeps_nothing_from_being_deleted(
+async def test_an_unwritable_note_prevents_no_deletion(
     tmp_path: Path, scheduler: LoopScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, note = MemoryDisk(), tmp_path / "note"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many read the same entries of a log: each gets what it would read alone, and the store reads them few times."""
+"""Many readers of the same entries: each gets what it would get alone, and the store reads them few times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG = [(Position(7, number), b"%d" % number * (number % 5 + 1)) for number in ra
 
 
 class Store:
-    """Entries of ``LOG``; counts what it is asked."""
+    """The entries of ``LOG``; counts the reads."""
 
     def __init__(self, limit: int = 1 << 20) -> None:
         self.cache = CacheBudget(limit)
@@ -44,7 +44,7 @@ class Store:
 
 
 def alone(asked: Asked) -> list[Stored]:
-    """What one reader gets: at least one entry, and more as far as the bytes go."""
+    """What a single reader gets: at least one entry, and more while the byte limit allows."""
     found, size = list[Stored](), 0
     for stored in LOG[asked.first.entry : asked.first.entry + asked.most]:
         size += len(stored[1])
@@ -71,7 +71,7 @@ async def test_each_gets_what_it_would_read_alone(
         assert 0 <= store.cache.used <= limit
 
 
-async def test_thousands_that_ask_at_once_share_one_read() -> None:
+async def test_thousands_of_concurrent_readers_share_one_read() -> None:
     store = Store()
     store.open.clear()
     asking = [asyncio.ensure_future(store.read(3, 20)) for _ in range(2000)]
@@ -81,7 +81,7 @@ async def test_thousands_that_ask_at_once_share_one_read() -> None:
     assert store.asked == 1
 
 
-async def test_thousands_that_ask_one_after_the_other_share_the_second() -> None:
+async def test_thousands_of_successive_readers_share_the_second_read() -> None:
     store = Store()
     for _ in range(2000):
         assert await store.read(3, 20) == LOG[3:23]
@@ -100,7 +100,7 @@ async def test_readers_that_follow_each_other_through_the_log_share_all_reads() 
     assert store.asked == 2 * len(LOG) // 10
 
 
-async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeated_reads, "KEPT_BYTES", 20)
     monkeypatch.setattr(repeated_reads, "REMEMBERED", 5)
     store = Store()
@@ -113,14 +113,14 @@ async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.cache.used == 0
 
 
-async def test_one_reader_keeps_nothing() -> None:
+async def test_a_single_reader_caches_nothing() -> None:
     store = Store()
     for first in range(30):
         await store.read(first, 5)
     assert store.cache.used == 0
 
 
-async def test_what_is_too_large_or_finds_no_room_is_not_kept() -> None:
+async def test_entries_too_large_or_without_room_are_not_cached() -> None:
     store = Store(limit=10)
     for _ in range(3):
         await store.read(0, 40)
@@ -128,7 +128,7 @@ async def test_what_is_too_large_or_finds_no_room_is_not_kept() -> None:
     assert max(len(entry) for _, entry in LOG) < KEPT_BYTES
 
 
-async def test_all_who_wait_hear_of_the_failure_and_the_next_one_reads_again() -> None:
+async def test_all_waiting_readers_get_the_failure_and_the_next_one_reads_again() -> None:
     store = Store()
     store.open.clear()
     asking = [asyncio.ensure_future(store.read(0, 9)) for _ in range(5)]
@@ -140,7 +140,7 @@ async def test_all_who_wait_hear_of_the_failure_and_the_next_one_reads_again() -
     assert await store.read(0, 9) == LOG[:9]
 
 
-async def test_if_the_one_who_reads_goes_away_the_others_read_by_themselves() -> None:
+async def test_if_the_reading_caller_is_cancelled_the_others_read_for_themselves() -> None:
     store = Store()
     store.open.clear()
     asking = [asyncio.ensure_future(store.read(0, 9)) for _ in range(5)]
@@ -154,7 +154,7 @@ async def test_if_the_one_who_reads_goes_away_the_others_read_by_themselves() ->
     assert store.asked == 2
 
 
-async def test_a_fault_of_the_reader_is_not_told_as_the_storage_s() -> None:
+async def test_a_programming_error_is_not_reported_as_a_storage_error() -> None:
     store = Store()
     store.failure = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):

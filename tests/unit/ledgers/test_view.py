@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A view of a log: at every moment it reads what its source has, under the same positions, and never writes."""
+"""A view of a log: at any moment it reads what its source has, at the same positions, and never writes."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ NAMES = [*KINDS, "consumes, and topic's producer", "others"]
 
 
 @pytest.mark.parametrize("standing", TABLE, ids=NAMES)
-def test_what_a_role_may(standing: Standing) -> None:
+def test_what_a_role_may_do(standing: Standing) -> None:
     assert {wish for wish in Wish if decide(wish, standing)} == TABLE[standing]
 
 
-def test_a_refusal_says_what_is_missing() -> None:
+def test_a_refusal_names_the_missing_permission() -> None:
     assert needed(Wish.FIND) == "it needs permission to consume or produce on the topic or its namespace"
     assert needed(Wish.LIST) == "it needs permission to consume or produce on the namespace"
     assert "admin role" in needed(Wish.ADMINISTER)
@@ -59,7 +59,7 @@ def test_names_that_are_no_roles(role: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "produce", {"produce": True}, ["PRODUCE"], ["write"], [1], [["produce"]]])
-def test_what_is_no_list_of_actions(value: object) -> None:
+def test_invalid_lists_of_actions(value: object) -> None:
     with pytest.raises(Invalid):
         check_actions(value)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which transactions may share one request to etcd, for any that wait."""
+"""Which of the waiting transactions may share one request to etcd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wanted(loop: asyncio.AbstractEventLoop, checked: frozenset[bytes], written: 
 
 
 @given(st.lists(st.tuples(TRANSACTIONS, st.integers(1, 30)), max_size=8))
-def test_a_request_is_what_could_have_come_one_after_another(
+def test_a_request_is_equivalent_to_its_transactions_in_sequence(
     runs: list[tuple[tuple[frozenset[bytes], frozenset[bytes], bool, bool, int], int]],
 ) -> None:
     loop = asyncio.new_event_loop()
@@ -31,7 +31,7 @@ def test_a_request_is_what_could_have_come_one_after_another(
         everybody: list[_Wanted] = []
         for (checked, written, alone, gone, size), count in runs:
             for number in range(count):
-                # The first of a run writes keys of the others, the rest writes one of its own.
+                # A run's first transaction writes keys of the others; each of the rest writes its own key.
                 mine = written if number == 0 else frozenset([b"%d of %d" % (number, len(everybody))])
                 one = wanted(loop, checked, mine, size)
                 one.alone = alone

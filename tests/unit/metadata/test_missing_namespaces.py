@@ -22,7 +22,7 @@ RULED = NamespaceRecord(frozenset(("eu", "us")), own={"retention_policies": Rete
 
 
 class World:
-    """A store's changes, and a view that hears of them."""
+    """A store's changes, and a view that is told of them."""
 
     def __init__(self) -> None:
         self.view = View()
@@ -49,7 +49,7 @@ class World:
         self.hear({path: None for path in self.stored if path == below or path.startswith(below + "/")})
 
     def scan(self) -> None:
-        """As after a watch that broke."""
+        """Scan as after a broken watch."""
         view = View.of(self.stored.items())
         view.follow(self.view)
         self.view = view
@@ -69,7 +69,7 @@ def replaced(found: NamespaceRecord) -> NamespaceRecord:
     return NamespaceRecord(found.replication_clusters, own=found.own)
 
 
-def test_what_it_said_last_holds_while_it_is_missing(world: World) -> None:
+def test_its_last_policies_hold_while_it_is_missing(world: World) -> None:
     assert ruled(world, stands=True)
     world.delete(BASE)
     assert world.view.namespace(NAME) is None
@@ -78,14 +78,14 @@ def test_what_it_said_last_holds_while_it_is_missing(world: World) -> None:
     assert ruled(world, stands=False)
 
 
-def test_a_namespace_that_went_while_the_watch_was_broken(world: World) -> None:
+def test_a_namespace_deleted_while_the_watch_was_broken(world: World) -> None:
     world.stored = {path: record for path, record in world.stored.items() if not path.startswith(BASE)}
     world.scan()
     assert ruled(world, stands=False)
 
 
 def test_policies_that_are_deleted_before_their_namespace(world: World) -> None:
-    """A large namespace is deleted in several transactions, each of which another region may hear of alone."""
+    """A large namespace is deleted in several transactions, and another region may receive each of them alone."""
     world.write({"": {"deleting": True}}, BASE)
     world.delete(f"{BASE}/policies")
     assert ruled(world, stands=False)
@@ -99,7 +99,7 @@ def test_a_namespace_whose_tenant_is_hidden(world: World) -> None:
     assert ruled(world, stands=False)
 
 
-def test_one_that_comes_back_says_what_holds(world: World) -> None:
+def test_a_namespace_that_returns_rules_again(world: World) -> None:
     world.delete(BASE)
     back = NamespaceRecord(frozenset(("eu",)))
     world.write(unfold_namespace(back), BASE)
@@ -107,7 +107,7 @@ def test_one_that_comes_back_says_what_holds(world: World) -> None:
     assert found is not None and replaced(found) == back and world.view.stands(NAME)
 
 
-def test_nothing_is_kept_of_those_without_open_topics(world: World) -> None:
+def test_nothing_is_kept_of_namespaces_without_open_topics(world: World) -> None:
     world.delete(BASE)
     world.view.keep_only([NAME])
     assert ruled(world, stands=False)

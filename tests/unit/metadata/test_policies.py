@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rules a topic: its own policies over its namespace's over the broker's settings, policy by policy."""
+"""What applies to a topic: its own policies before its namespace's before the broker's settings, policy by policy."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ SIMPLE = {
 
 @settings(max_examples=500)
 @given(st.sets(st.sampled_from(sorted(SIMPLE))), st.sets(st.sampled_from(sorted(SIMPLE))))
-def test_the_nearest_level_that_sets_a_policy_counts(namespace: set[str], topic: set[str]) -> None:
-    """The namespace sets other values than the topic does, and neither touches what the other alone sets."""
+def test_the_nearest_level_that_sets_a_policy_wins(namespace: set[str], topic: set[str]) -> None:
+    """Namespace and topic set different values, and neither affects what only the other sets."""
     broker = Rules(message_ttl_seconds=1000, max_producers=1000)
     of_topic = parse_level({name: SIMPLE[name][0] for name in topic})
     of_namespace = {name: getattr(Rules(), TABLE[name].attribute) for name in namespace}
@@ -90,7 +90,7 @@ def test_each_policy_and_each_element_has_a_path_of_its_own() -> None:
     assert keys.topic_policies(parse("a/b/c-partition-3")) == "/geo/topic-policies/a/b/persistent/c"
 
 
-def test_a_topics_policies_come_back_from_the_store_and_only_what_changed_is_written() -> None:
+def test_a_topics_policies_are_read_back_and_only_changes_are_written() -> None:
     record = (
         TopicPolicies().with_policy("backlog_quota_map", AGE, "message_age").with_policy("deduplicationEnabled", True)
     )
@@ -143,19 +143,19 @@ def test_quotas_that_an_earlier_version_stored_at_one_path_are_read() -> None:
         ("autoSubscriptionCreationOverride", {"allowAutoSubscriptionCreation": 1}, "expected true or false"),
     ],
 )
-def test_impossible_values_are_refused_with_a_sentence(policy: str, value: Any, message: str) -> None:
+def test_impossible_values_are_refused_with_an_explanation(policy: str, value: Any, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         TopicPolicies().with_policy(policy, value)
 
 
 def test_what_pulsars_tools_send_for_a_new_namespace_sets_nothing() -> None:
-    """They send every policy there is: null, or a collection with nothing in it."""
+    """They send every policy there is, as null or as an empty collection."""
     sent: dict[str, Any] = {"subscription_types_enabled": [], "backlog_quota_map": {}, "retention_policies": None}
     assert parse_level(sent) == {}
 
 
 def test_members_of_a_set_have_a_path_each() -> None:
-    """Two people who add a region each do not undo one another (R41)."""
+    """Two people who each add a region do not undo each other's change (R41)."""
     chosen = TopicPolicies().with_policy("replicationClusters", {"us": True, "eu": True})
     assert sorted(unfold_topic_policies(chosen)) == ["/replicationClusters/eu", "/replicationClusters/us"]
     grown = chosen.with_policy("replicationClusters", True, "ap")

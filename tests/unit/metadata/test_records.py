@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths, records, policies and trees: what goes in comes out, and what cannot be is refused with a sentence."""
+"""Paths, records, policies and trees: they are read back, and what is impossible is refused with an explanation."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def as_tree(path: str, leaves: dict[str, Any], version: int = 1) -> Tree:
 
 @settings(max_examples=500)
 @given(names)
-def test_escaped_names_are_one_ascii_segment_and_come_back(name: str) -> None:
+def test_escaped_names_are_one_ascii_segment_and_are_read_back(name: str) -> None:
     segment = keys.escape(name)
     assert keys.unescape(segment) == name
     assert "/" not in segment
@@ -143,7 +143,7 @@ def test_a_partition_shares_the_schemas_of_its_topic() -> None:
 
 @settings(max_examples=500)
 @given(json_values, st.none() | stamps)
-def test_stored_values_come_back_with_their_stamp(value: Any, stamp: Stamp | None) -> None:
+def test_stored_values_are_read_back_with_their_stamp(value: Any, stamp: Stamp | None) -> None:
     assert decode("/p", encode(value, stamp)) == (value, stamp)
 
 
@@ -180,7 +180,7 @@ def test_a_newer_format_is_refused_with_a_sentence() -> None:
         terminated_origins=st.dictionaries(names, positions, max_size=3),
     )
 )
-def test_topic_records_come_back(record: TopicRecord) -> None:
+def test_topic_records_are_read_back(record: TopicRecord) -> None:
     assert TopicRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
@@ -188,26 +188,26 @@ def test_topic_records_come_back(record: TopicRecord) -> None:
 @given(
     st.builds(SchemaRecord, names, st.binary(max_size=50), st.dictionaries(names, names, max_size=2), st.integers(0))
 )
-def test_schema_records_come_back(record: SchemaRecord) -> None:
+def test_schema_records_are_read_back(record: SchemaRecord) -> None:
     assert SchemaRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
 @pytest.mark.parametrize(
     "found", [{"eu": ["1:2", "3:4"]}, {"eu": "1:2"}, {"eu": ["a", "b", "c"]}, ["eu"], {"eu": None}]
 )
-def test_a_topic_record_with_other_skipped_stretches_is_refused(found: object) -> None:
+def test_a_topic_record_with_invalid_skipped_ranges_is_refused(found: object) -> None:
     with pytest.raises(Invalid, match="skipped"):
         TopicRecord.from_json({"skipped": found})
 
 
-def test_a_schema_is_known_by_type_and_definition_alone() -> None:
+def test_a_schema_is_identified_by_type_and_definition_alone() -> None:
     schema = SchemaRecord("JSON", b"{}", {"a": "b"}, 5, 3)
     assert schema.content_id == SchemaRecord("JSON", b"{}").content_id
     assert schema.content_id != SchemaRecord("AVRO", b"{}").content_id
     assert schema.content_id != SchemaRecord("JSON", b"{ }").content_id
 
 
-def test_what_this_version_does_not_know_is_kept() -> None:
+def test_unknown_fields_are_kept() -> None:
     cluster = {"serviceUrl": "http://a:8080", "peerClusterNames": ["x"], "brokerClientTlsEnabled": False}
     assert ClusterRecord.from_json(cluster).to_json().items() >= cluster.items()
     partitioned = {"partitions": 3, "properties": {}, "shape": "round"}
@@ -218,7 +218,7 @@ def test_what_this_version_does_not_know_is_kept() -> None:
 
 @settings(max_examples=500)
 @given(namespaces)
-def test_namespaces_come_back_from_json_and_from_their_paths(record: NamespaceRecord) -> None:
+def test_namespaces_are_read_back_from_json_and_from_their_paths(record: NamespaceRecord) -> None:
     assert (
         replace(NamespaceRecord.from_json(json.loads(json.dumps(record.to_json()))), deleting=record.deleting) == record
     )
@@ -230,13 +230,15 @@ def test_namespaces_come_back_from_json_and_from_their_paths(record: NamespaceRe
 
 @settings(max_examples=500)
 @given(st.builds(TenantRecord, st.frozensets(names, max_size=4), st.frozensets(entities, max_size=4), st.booleans()))
-def test_tenants_come_back_from_their_paths(record: TenantRecord) -> None:
+def test_tenants_are_read_back_from_their_paths(record: TenantRecord) -> None:
     assert fold_tenant(as_tree("/geo/tenants/t", unfold_tenant(record))) == record
 
 
 @settings(max_examples=500)
 @given(namespaces, namespaces)
-def test_a_tree_becomes_another_by_writing_only_what_differs(before: NamespaceRecord, after: NamespaceRecord) -> None:
+def test_a_tree_becomes_another_by_writing_only_the_differences(
+    before: NamespaceRecord, after: NamespaceRecord
+) -> None:
     tree = as_tree("/geo/namespaces/t/n", unfold_namespace(before), 7)
     checks, operations = tree.writes(unfold_namespace(after), lambda _: Stamp(1, 0, "here"))
     records = dict(tree.records)
@@ -265,7 +267,7 @@ def test_lists_of_regions_have_one_path_per_element() -> None:
     }
 
 
-def test_without_its_base_a_namespace_is_not_visible() -> None:
+def test_a_namespace_without_its_base_is_not_visible() -> None:
     assert fold_namespace(as_tree("/n", {"/policies/message_ttl_in_seconds": 5})) is None
     assert fold_tenant(as_tree("/t", {"/roles/admin": True})) is None
 
@@ -288,12 +290,12 @@ def test_without_its_base_a_namespace_is_not_visible() -> None:
         ([], "expected a JSON object"),
     ],
 )
-def test_impossible_policies_are_refused_with_a_sentence(policies: Any, message: str) -> None:
+def test_impossible_policies_are_refused_with_an_explanation(policies: Any, message: str) -> None:
     with pytest.raises(Invalid, match=message):
         NamespaceRecord.from_json(policies)
 
 
-def test_one_policy_is_set_and_taken_away() -> None:
+def test_one_policy_is_set_and_removed() -> None:
     record = NamespaceRecord(frozenset({"a"}), deleting=True, stamp=Stamp(1, 2, "a"))
     with_ttl = record.with_policy("message_ttl_in_seconds", 60).with_policy("max_things", 3)
     assert (with_ttl.own, with_ttl.extra) == ({"message_ttl_in_seconds": 60}, {"max_things": 3})
@@ -328,7 +330,7 @@ def test_paged_listing_finds_exactly_the_children(found: set[str], page_size: in
 
 @settings(max_examples=500)
 @given(st.text("ab/~!", min_size=1, max_size=4), st.text("ab/~!", max_size=6))
-def test_the_end_of_a_prefix_is_after_all_that_begins_with_it(prefix: str, text: str) -> None:
+def test_the_end_of_a_prefix_is_after_everything_that_begins_with_it(prefix: str, text: str) -> None:
     assert text.startswith(prefix) == (prefix <= text < after_prefix(prefix))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of shadows that other brokers serve: each question has a number of its own."""
+"""Asking other brokers what their shadows need: each question has its own number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def needs(tmp_path: Path) -> AsyncIterator[ShadowNeeds]:
     await store.close()
 
 
-async def test_brokers_that_ask_at_once_have_answers_of_their_own(needs: ShadowNeeds) -> None:
+async def test_brokers_that_ask_at_once_get_separate_answers(needs: ShadowNeeds) -> None:
     first, second = await asyncio.gather(
         needs.ask(SOURCE, Asked(upto=Position(1, 9))), needs.ask(SOURCE, Asked(upto=Position(2, 9)))
     )

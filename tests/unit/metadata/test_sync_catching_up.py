@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison with a peer takes, reports as a conflict, leaves for a person, and refuses."""
+"""What a comparison with a peer accepts, reports as a conflict, leaves to an administrator, and refuses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def deliver_all(world: SyncWorld, region: str, source: str) -> None:
         world.finish(region, world.deliver(region, source, index))
 
 
-def test_what_the_peer_had_not_heard_of_is_a_conflict(world: SyncWorld) -> None:
+def test_a_write_the_peer_did_not_know_is_a_conflict(world: SyncWorld) -> None:
     write(world, "us", 1)
     write(world, "eu", 2)
     world.finish("us", world.catch_up("us", "eu"))
@@ -67,7 +67,7 @@ def test_what_the_peer_had_not_heard_of_is_a_conflict(world: SyncWorld) -> None:
     assert (conflict.won.value, conflict.won.stamp.region) == (2, "eu")
 
 
-def test_what_the_peer_had_heard_of_is_none(world: SyncWorld) -> None:
+def test_a_write_the_peer_knew_is_no_conflict(world: SyncWorld) -> None:
     write(world, "us", 1)
     world.finish("us", world.mark("us"))
     deliver_all(world, "eu", "us")
@@ -78,8 +78,8 @@ def test_what_the_peer_had_heard_of_is_none(world: SyncWorld) -> None:
     assert world.conflicts("us") == {}
 
 
-def test_what_the_peer_heard_of_after_it_had_written_is_a_conflict(world: SyncWorld) -> None:
-    """As when both write while synchronization is off, and the mark of one overtakes its comparison."""
+def test_a_write_the_peer_learned_of_after_its_own_is_a_conflict(world: SyncWorld) -> None:
+    """As if both wrote while synchronization was off, and one's mark overtook its comparison."""
     write(world, "us", 1)
     write(world, "eu", 2)
     world.finish("eu", world.catch_up("eu", "us"))
@@ -91,7 +91,7 @@ def test_what_the_peer_heard_of_after_it_had_written_is_a_conflict(world: SyncWo
     assert (conflict.lost.value, conflict.won.value) == (1, 2)
 
 
-def test_a_conflict_names_who_asked_for_what_was_lost(world: SyncWorld) -> None:
+def test_a_conflict_names_who_asked_for_the_lost_write(world: SyncWorld) -> None:
     world.callers = {"us": "ann", "eu": "bob"}
     write(world, "us", 1)
     write(world, "eu", 2)
@@ -105,7 +105,7 @@ def test_a_conflict_names_who_asked_for_what_was_lost(world: SyncWorld) -> None:
     assert (conflict.lost.is_deletion, conflict.won.value, conflict.caller) == (True, 3, "ann")
 
 
-def test_what_another_region_wrote_names_nobody(world: SyncWorld) -> None:
+def test_a_write_of_another_region_names_nobody(world: SyncWorld) -> None:
     world.callers = {"us": "ann"}
     write(world, "us", 1)
     world.finish("us", world.publish("us"))
@@ -114,7 +114,7 @@ def test_what_another_region_wrote_names_nobody(world: SyncWorld) -> None:
     assert b"ann" not in world.regions["eu"].store.records[ROLE].value
 
 
-def test_marks_that_come_after_a_write_do_not_make_it_a_conflict(world: SyncWorld) -> None:
+def test_marks_received_after_a_write_do_not_make_it_a_conflict(world: SyncWorld) -> None:
     write(world, "us", 1)
     world.finish("us", world.mark("us"))
     for _ in range(2):
@@ -142,7 +142,7 @@ def test_of_older_marks_fewer_are_kept() -> None:
 
 
 def pass_horizon(world: SyncWorld) -> None:
-    """Every region hears marks from later than anything written."""
+    """Give every region marks later than anything written."""
     world.now_ms += 1000
     for _ in range(2):
         for region in world.names:
@@ -156,10 +156,11 @@ def pass_horizon(world: SyncWorld) -> None:
         assert world.horizon(region) > (world.now_ms - 1000, 0)
 
 
-def test_a_value_whose_event_was_lost_is_kept_and_given_however_late(world: SyncWorld) -> None:
+def test_a_value_whose_event_was_lost_is_kept_and_sent_however_late(world: SyncWorld) -> None:
     write(world, "us", 1)
     world.finish("us", world.publish("us"))
-    world.regions["eu"].readers["us"].delivered.update(range(len(world.topic["us"])))  # set apart, or acked by others
+    # dead-lettered, or acked by others
+    world.regions["eu"].readers["us"].delivered.update(range(len(world.topic["us"])))
     pass_horizon(world)
     world.finish("us", world.catch_up("us", "eu"))
     assert world.values("us")[ROLE] == 1
@@ -167,8 +168,8 @@ def test_a_value_whose_event_was_lost_is_kept_and_given_however_late(world: Sync
     assert world.values("eu")[ROLE] == 1
 
 
-def test_what_a_peer_is_only_slow_to_list_is_not_deleted(world: SyncWorld) -> None:
-    """A broker lists what watches have told it, which may be less than its store has."""
+def test_a_value_that_a_peer_is_only_slow_to_list_is_not_deleted(world: SyncWorld) -> None:
+    """A broker lists what its watches have reported, which may be less than its store has."""
     before = world.finish("eu", known_in(world.regions["eu"].store))
     write(world, "eu", 1)
 
@@ -184,7 +185,7 @@ def test_what_a_peer_is_only_slow_to_list_is_not_deleted(world: SyncWorld) -> No
     all_hear_all()
     world.finish("eu", world.regions["eu"].brokers[0].applier.forget())
     world.crash("us")
-    world.regions["us"].store = copy  # it has not heard of deletions up to eu's horizon
+    world.regions["us"].store = copy  # it does not know deletions up to eu's horizon
     world.start("us")
 
     async def catch_up() -> int:
@@ -198,7 +199,7 @@ def test_what_a_peer_is_only_slow_to_list_is_not_deleted(world: SyncWorld) -> No
     assert world.values("us")[ROLE] == 1
 
 
-def test_a_region_that_joins_late_keeps_and_gives_what_it_alone_has() -> None:
+def test_a_region_that_joins_late_keeps_and_shares_what_it_alone_has() -> None:
     world = SyncWorld(["us", "eu", "ap"])
     write(world, "ap", 1)
     world.names = ["us", "eu"]
@@ -219,7 +220,7 @@ def test_a_region_that_joins_late_keeps_and_gives_what_it_alone_has() -> None:
 
 
 @pytest.mark.parametrize(("side", "wanted"), [("us", 1), ("eu", 2)])
-def test_differences_are_decided_for_the_side_that_is_named(world: SyncWorld, side: str, wanted: int) -> None:
+def test_differences_are_decided_for_the_named_side(world: SyncWorld, side: str, wanted: int) -> None:
     only_there = tenant_role("t", "there")
     write(world, "us", 1)
     write(world, "eu", 2)
@@ -239,7 +240,7 @@ def test_differences_are_decided_for_the_side_that_is_named(world: SyncWorld, si
     assert world.values("us")[only_there] == 3
 
 
-def test_a_value_that_cannot_be_served_keeps_no_other_back(world: SyncWorld) -> None:
+def test_a_value_that_cannot_be_served_holds_back_no_other(world: SyncWorld) -> None:
     write(world, "eu", 2)
     store = world.regions["eu"].store
     bad = keys.tenant("u")
@@ -262,7 +263,7 @@ def choice(**given: str) -> SyncChoice:
     return SyncChoice(usual | given)
 
 
-def test_new_settings_hold_at_once_and_bad_ones_change_nothing() -> None:
+def test_new_settings_apply_at_once_and_invalid_ones_change_nothing() -> None:
     chosen = choice(**{EVENT_TOPIC: "persistent://public/default/a"})
     assert chosen.is_synced(TENANT)
     chosen.follow({**chosen.values, SCOPES: "namespaces"})
@@ -285,7 +286,7 @@ def test_new_settings_hold_at_once_and_bad_ones_change_nothing() -> None:
         {TOMBSTONE_RETENTION: "3599"},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(given: dict[str, str]) -> None:
+def test_invalid_settings_are_refused(given: dict[str, str]) -> None:
     with pytest.raises(Invalid):
         choice(**given)
 
@@ -293,13 +294,13 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("offsets_ms", "refuses"), [((11_000,), False), ((11_000, 12_000), True), ((11_000, 0), False), ((), False)]
 )
-def test_only_the_one_whose_clock_differs_from_most_refuses(offsets_ms: tuple[int, ...], refuses: bool) -> None:
+def test_only_the_region_whose_clock_differs_from_most_refuses(offsets_ms: tuple[int, ...], refuses: bool) -> None:
     peers = [PeerState(compared_ms=1, clock_offset_ms=offset) for offset in offsets_ms]
     assert (off_clock("us", peers, 10_000) is not None) == refuses
     assert off_clock("us", peers, 12_000) is None
 
 
-def test_how_far_ahead_a_stamp_may_be_can_be_chosen_while_brokers_run(world: SyncWorld) -> None:
+def test_how_far_ahead_a_stamp_may_be_can_be_set_at_run_time(world: SyncWorld) -> None:
     chosen = choice(**{MAX_CLOCK_SKEW: "1"})
     store, clock = world.regions["us"].store, world.regions["us"].brokers[0].clock
     everyone, waiting = (lambda: frozenset(("us", "eu"))), WaitingInMemory(store)
@@ -314,7 +315,7 @@ def test_how_far_ahead_a_stamp_may_be_can_be_chosen_while_brokers_run(world: Syn
     assert world.values("us")[TENANT] == {}
 
 
-def test_a_name_belongs_to_the_first_store_until_it_is_given_away(world: SyncWorld) -> None:
+def test_a_name_belongs_to_the_first_store_until_it_is_reassigned(world: SyncWorld) -> None:
     store = world.regions["us"].store
     standing = Standing(store, choice(), "us", lambda: 0, numbered())
 
@@ -353,7 +354,7 @@ def numbered() -> Callable[[], str]:
     return lambda: next(numbers)
 
 
-def test_identities_outlive_their_process(world: SyncWorld) -> None:
+def test_identities_survive_their_process(world: SyncWorld) -> None:
     store: StoreInMemory = world.regions["us"].store
     first, second = (Standing(store, choice(), "us", lambda: 0, draw) for draw in (lambda: "x", lambda: "y"))
     assert world.finish("us", first.identity()) == world.finish("us", second.identity()) == "x"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of a path have a total order, so it does not matter how they arrive; when tombstones may go."""
+"""A path's states have a total order, so their arrival order does not matter; when tombstones may be deleted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_order_is_total(one: Stamped, two: Stamped, three: Stamped) -> None:
 
 @many
 @given(st.lists(states, min_size=1, max_size=4), st.data())
-def test_the_latest_state_is_left_whatever_the_order_and_the_repeats(some: list[Stamped], data: st.DataObject) -> None:
+def test_the_latest_state_remains_in_any_order_and_with_repeats(some: list[Stamped], data: st.DataObject) -> None:
     arriving = data.draw(st.lists(st.sampled_from(some), max_size=4)) + some
     for order in islice(permutations(arriving), 0, 5040, 700):
         present: Stamped | None = None
@@ -66,7 +66,7 @@ def test_a_tie_goes_to_the_smaller_region_and_then_to_the_content() -> None:
     assert Stamped(Stamp(0, 0, "b"), None, 1).beats(Stamped(Stamp(9, 9, "a"), b"1"))
 
 
-def test_a_stamp_of_the_future_waits_unless_it_has_lost_already() -> None:
+def test_a_timestamp_in_the_future_waits_unless_it_has_lost_already() -> None:
     future = Stamped(Stamp(1001, 0, "eu"), b"1")
     assert decide(None, future, BEGINNING, 1000) is Verdict.PARKED
     assert decide(None, future, BEGINNING, 1001) is Verdict.APPLIED
@@ -75,9 +75,7 @@ def test_a_stamp_of_the_future_waits_unless_it_has_lost_already() -> None:
 
 @many
 @given(states, moments)
-def test_what_is_unknown_and_from_before_the_horizon_was_deleted_since(
-    state: Stamped, horizon: tuple[int, int]
-) -> None:
+def test_an_unknown_path_from_before_the_horizon_was_deleted_since(state: Stamped, horizon: tuple[int, int]) -> None:
     verdict = decide(None, state, horizon, FOREVER)
     assert verdict is (Verdict.STALE if moment(state.stamp) <= horizon else Verdict.APPLIED)
     if is_forgettable(state, horizon):
@@ -94,7 +92,7 @@ def test_nothing_lies_between_a_state_and_the_moment_before_it(stamp: Stamp) -> 
 
 @many
 @given(st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from("abc"), moments)))
-def test_the_horizon_is_what_every_region_has_heard_of_every_region(
+def test_the_horizon_is_what_every_region_knows_of_every_region(
     heard: dict[str, dict[str, tuple[int, int]]],
 ) -> None:
     horizon = horizon_of("abc", heard)
@@ -104,7 +102,7 @@ def test_the_horizon_is_what_every_region_has_heard_of_every_region(
 
 @many
 @given(st.dictionaries(st.sampled_from("abcd"), st.dictionaries(st.sampled_from("abcd"), moments)), st.integers(0, 5))
-def test_most_regions_expel_those_that_none_of_them_hears(
+def test_a_majority_expels_regions_that_none_of_it_hears(
     heard: dict[str, dict[str, tuple[int, int]]], since_ms: int
 ) -> None:
     gone = expelled("abcd", heard, since_ms)
@@ -117,7 +115,7 @@ def test_most_regions_expel_those_that_none_of_them_hears(
         assert gone == frozenset(silent)
 
 
-def test_of_two_regions_none_is_expelled() -> None:
+def test_of_two_regions_neither_is_expelled() -> None:
     assert not expelled("ab", {"a": {"a": (9, 0), "b": (1, 0)}, "b": {"b": (1, 0)}}, 5)
     assert expelled("abc", {"a": {"a": (9, 0), "b": (9, 0), "c": (1, 0)}}, 5) == {"c"}
 
@@ -129,7 +127,7 @@ def test_a_restamped_tombstone_is_never_forgotten() -> None:
     assert not is_forgettable(Stamped(deletion.stamp, None, 1), (1, 0))
 
 
-def test_only_different_content_that_the_writer_did_not_see_is_a_conflict() -> None:
+def test_only_different_content_unseen_by_the_writer_is_a_conflict() -> None:
     present = Stamped(Stamp(1, 0, "us"), b"1")
     later = Stamp(2, 0, "eu")
     assert overwrites_unseen(present, Event("/p", Stamped(later, b"2"), None))
@@ -148,7 +146,7 @@ def test_only_different_content_that_the_writer_did_not_see_is_a_conflict() -> N
     stamps,
     st.integers(0, 3),
 )
-def test_what_is_stored_is_read_back(value: object, stamp: Stamp, generation: int) -> None:
+def test_stored_states_are_read_back(value: object, stamp: Stamp, generation: int) -> None:
     state = Stamped(stamp, canonical(value), generation)
     assert from_store("/p", to_store(state)) == state
     deletion = Stamped(stamp, None, generation)
@@ -171,7 +169,7 @@ def test_only_what_regions_agree_on_is_in_a_scope() -> None:
         assert paths.scope_of(path) is None
 
 
-def test_a_path_is_served_only_below_ancestors_that_are() -> None:
+def test_a_path_is_served_only_if_its_ancestors_are() -> None:
     policy = f"{N}/policies/p"
     assert [paths.parent_of(path) for path in (policy, N, f"{T}/roles/r", T)] == [N, T, T, None]
     state, deleted = Stamped(Stamp(1, 0, "us"), b"1"), Stamped(Stamp(2, 0, "us"), None)
@@ -195,6 +193,6 @@ def test_a_path_is_served_only_below_ancestors_that_are() -> None:
         (f"{N}/policies/message_ttl_in_seconds", b'"soon"', "message_ttl_in_seconds"),
     ],
 )
-def test_a_value_that_nobody_could_read_is_found(path: str, value: bytes, fault: str | None) -> None:
+def test_an_unreadable_value_is_detected(path: str, value: bytes, fault: str | None) -> None:
     found = fault_of(path, Stamped(Stamp(1, 0, "us"), value))
     assert (found is None) if fault is None else (found is not None and fault in found)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two regions find exactly the paths in which they differ, and look at little else."""
+"""Two regions find exactly the paths in which they differ, and read little else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tree_of(some: dict[str, Stamped]) -> DigestTree:
 
 
 def differing(one: DigestTree, two: DigestTree) -> set[str]:
-    """Paths in the places that differ."""
+    """The paths in the ranges that differ."""
     places = [
         place for bucket in one.differing(two.buckets) for place in one.differing_parts(bucket, two.parts(bucket))
     ]
@@ -36,7 +36,7 @@ def live(some: dict[str, Stamped]) -> dict[str, Stamped]:
 
 @many
 @given(known, known)
-def test_numbers_are_equal_exactly_if_values_are_and_follow_changes(
+def test_digests_are_equal_exactly_if_values_are_and_follow_changes(
     one: dict[str, Stamped], two: dict[str, Stamped]
 ) -> None:
     here, there = tree_of(one), tree_of(two)
@@ -52,7 +52,7 @@ def test_numbers_are_equal_exactly_if_values_are_and_follow_changes(
 
 @many
 @given(known, known, st.tuples(st.integers(0, 4), st.integers(0, 1)), st.tuples(st.integers(0, 4), st.integers(0, 1)))
-def test_each_takes_what_is_newer_or_gone(
+def test_each_takes_what_is_newer_or_deleted(
     one: dict[str, Stamped], two: dict[str, Stamped], horizon: tuple[int, int], heard: tuple[int, int]
 ) -> None:
     here = {path: summary_of(state) for path, state in one.items()}
@@ -62,7 +62,7 @@ def test_each_takes_what_is_newer_or_gone(
     assert taken == given_back
     assert not any(some[path].beats(state) for some in (one, two) for path, state in taken.items() if path in some)
     for path in compare(here, there, horizon, heard).gone:
-        assert BEGINNING < heard < horizon, "it has heard of every deletion itself, or never had what was deleted"
+        assert BEGINNING < heard < horizon, "it knows every deletion itself, or never had what was deleted"
         assert path not in two
         assert one[path].value is not None
         assert moment(one[path].stamp) <= horizon

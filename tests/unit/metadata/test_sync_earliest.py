@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The earliest of many states are found without looking at the others."""
+"""The earliest of many states are found without reading the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | moments), max_
 
 
 @given(steps, moments, st.integers(1, 7))
-def test_it_is_what_a_sorted_list_would_be(
+def test_it_behaves_like_a_sorted_list(
     taken: list[tuple[str, tuple[int, int] | None]], until: tuple[int, int], most: int
 ) -> None:
     found, wanted = Earliest(), dict[str, tuple[int, int]]()
@@ -31,14 +31,14 @@ def test_it_is_what_a_sorted_list_would_be(
         assert found.upto(until, most) == due
 
 
-def test_a_path_that_has_a_moment_again_is_found_once() -> None:
+def test_a_path_with_a_repeated_moment_is_found_once() -> None:
     found = Earliest()
     for at in ((1, 0), (2, 0), (1, 0)):
         found.set("one", at)
     assert found.upto((9, 0), 9) == ["one"]
 
 
-def test_moments_that_are_over_take_no_room() -> None:
+def test_past_moments_take_no_room() -> None:
     found = Earliest()
     for number in range(10 * earliest.SLACK):
         found.set("one", (number, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the event topic are read back as they were written, and no bytes do harm."""
+"""Messages of the event topic are read back as written, and no bytes do harm."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_no_bytes_raise_anything_but_value_error(data: bytes) -> None:
 
 @many
 @given(messages, st.data())
-def test_a_changed_message_is_refused_or_another_one(message: Message, data: st.DataObject) -> None:
+def test_a_changed_message_is_refused_or_read_as_another(message: Message, data: st.DataObject) -> None:
     encoded = bytearray(encode(message))
     at = data.draw(st.integers(0, len(encoded) - 1))
     encoded[at] ^= data.draw(st.integers(1, 255))
@@ -128,7 +128,7 @@ def test_a_fault_is_named(old: bytes, new: bytes, why: str) -> None:
         (Changes("us", (Event("/p", Stamped(US, b'"%s"' % (b"x" * MAX_VALUE_BYTES))),)), "the limit is"),
     ],
 )
-def test_what_no_region_sends_is_refused(message: Message, why: str) -> None:
+def test_messages_that_no_region_sends_are_refused(message: Message, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         decode(encode(message))
 
@@ -149,7 +149,7 @@ def test_limits_of_a_message() -> None:
 
 @many
 @given(st.lists(st.sampled_from([b"x" * n * 200_000 for n in range(4)]), max_size=8))
-def test_events_of_an_entry_travel_in_few_messages(some: list[bytes]) -> None:
+def test_an_entrys_events_are_sent_in_few_messages(some: list[bytes]) -> None:
     wanted = tuple(Event(f"/p{number}", Stamped(Stamp(1, 0, "us"), value)) for number, value in enumerate(some))
     found = in_messages(reversed(wanted))
     assert tuple(event for message in found for event in message) == wanted
@@ -169,7 +169,7 @@ few_written = st.none() | st.tuples(generations, st.builds(Stamp, numbers, count
     st.builds(OutboxEntry, stamps, st.dictionaries(few_paths, few_written, max_size=3)),
     st.dictionaries(few_paths, few_written, max_size=3),
 )
-def test_an_outbox_entry_is_read_back_and_keeps_the_first_that_was_replaced(
+def test_an_outbox_entry_is_read_back_and_keeps_the_first_replaced_value(
     entry: OutboxEntry, later: dict[str, object]
 ) -> None:
     assert outbox.from_store("/p", outbox.to_store(entry)) == entry

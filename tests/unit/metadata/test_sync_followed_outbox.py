@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is remembered of the outbox while entries are sent, removed and written again."""
+"""What is remembered about the outbox while entries are sent, removed and rewritten."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def all_sent(found: FollowedOutbox) -> list[Owed]:
     return sent
 
 
-def test_what_was_sent_is_to_be_removed_and_not_sent_again() -> None:
+def test_a_sent_entry_is_to_be_removed_and_not_sent_again() -> None:
     found = followed(a=1, b=2)
     sent = all_sent(found)
     assert not found.unsent
@@ -42,7 +42,7 @@ def test_what_was_sent_is_to_be_removed_and_not_sent_again() -> None:
     assert not found.sent
 
 
-def test_a_write_that_is_added_while_an_entry_is_sent_makes_it_unsent() -> None:
+def test_a_write_added_while_an_entry_is_sent_makes_it_unsent() -> None:
     found = followed(a=1)
     sent = [one for group in in_groups(found.unsent.items()) for one in group]
     found.hear([Change(ONE, stored(2))])
@@ -52,7 +52,7 @@ def test_a_write_that_is_added_while_an_entry_is_sent_makes_it_unsent() -> None:
     assert found.entry(ONE) == stored(2)
 
 
-def test_a_write_that_is_added_after_an_entry_was_sent_keeps_it_from_being_removed() -> None:
+def test_a_write_added_after_an_entry_was_sent_prevents_its_removal() -> None:
     found = followed(a=1)
     sent = all_sent(found)
     found.hear([Change(ONE, stored(2))])
@@ -61,7 +61,7 @@ def test_a_write_that_is_added_after_an_entry_was_sent_keeps_it_from_being_remov
     assert found.unsent == {ONE: stored(2)}
 
 
-def test_entries_that_are_read_again_are_sent_if_they_are_others() -> None:
+def test_entries_read_again_are_sent_if_they_changed() -> None:
     found = followed(a=1, b=2)
     all_sent(found)
     found.read([(ONE, stored(1)), (TWO, stored(3))])
@@ -69,7 +69,7 @@ def test_entries_that_are_read_again_are_sent_if_they_are_others() -> None:
     assert list(found.unsent) == [TWO]
 
 
-def test_an_entry_is_idle_that_was_sent_before_the_last_look_and_not_written_since() -> None:
+def test_an_entry_sent_before_the_last_look_and_not_written_since_is_idle() -> None:
     found = followed(a=1, b=2)
     sent = all_sent(found)
     assert not found.idle()

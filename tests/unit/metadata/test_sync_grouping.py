@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that arrive together are applied in few transactions, in their order, and up to the first that cannot be."""
+"""Messages that arrive together are applied in few transactions, in order, up to the first that cannot be applied."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_bursts_keep_the_order_and_fit_into_a_transaction(some: list[Message]) -
         assert len(burst) == 1 or (len(events) <= EVENTS_TOGETHER and size <= MAX_BYTES)
 
 
-def test_one_more_message_begins_a_burst_only_if_it_has_to() -> None:
+def test_one_more_message_begins_a_new_burst_only_if_it_must() -> None:
     some = [changes(number) for number in range(2 * EVENTS_TOGETHER)]
     assert list(map(len, in_bursts(some))) == [EVENTS_TOGETHER, EVENTS_TOGETHER]
     assert list(map(len, in_bursts([changes(1), changes(2), changes(1), changes(3)]))) == [2, 2]
@@ -71,7 +71,7 @@ def world() -> SyncWorld:
 
 
 def apply(world: SyncWorld, some: Sequence[Message]) -> int:
-    """Returns the number of transactions."""
+    """Apply them; returns the number of transactions."""
     region = world.regions["eu"]
     transact, count = region.store.transact, 0
 
@@ -94,7 +94,7 @@ def test_messages_that_arrive_together_are_one_transaction(world: SyncWorld) -> 
     assert world.regions["eu"].brokers[0].applier.latest["us"].written_ms == START_MS + 19
 
 
-def test_what_a_message_holds_up_to_the_one_that_cannot_be_applied_is_applied(world: SyncWorld) -> None:
+def test_events_before_the_first_that_cannot_be_applied_are_applied(world: SyncWorld) -> None:
     alien = Changes("mars", (event(2),))
     with pytest.raises(Poison, match="mars is not a region") as raised:
         apply(world, [changes(1), alien, changes(3)])
@@ -102,7 +102,7 @@ def test_what_a_message_holds_up_to_the_one_that_cannot_be_applied_is_applied(wo
     assert [*world.values("eu")] == [keys.tenant("t0001")]
 
 
-def test_a_deletion_that_was_not_looked_at_is_found_by_the_transaction(world: SyncWorld) -> None:
+def test_a_deletion_that_was_not_read_is_found_by_the_transaction(world: SyncWorld) -> None:
     """The first attempt guesses that there is no tombstone: an older value must not come back."""
     deleted = Changes("us", (Event(keys.tenant("t0001"), Stamped(Stamp(START_MS + 5, 0, "us"), None)),))
     apply(world, [deleted])
@@ -111,7 +111,7 @@ def test_a_deletion_that_was_not_looked_at_is_found_by_the_transaction(world: Sy
     assert world.tombstones("eu") == [keys.tenant("t0001")]
 
 
-def test_of_entries_sent_together_the_one_that_was_written_again_stays(world: SyncWorld) -> None:
+def test_of_entries_sent_together_the_rewritten_one_stays(world: SyncWorld) -> None:
     us = world.regions["us"]
     names = [keys.tenant(name) for name in "rstu"]
     for path in names:

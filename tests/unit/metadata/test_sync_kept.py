@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits in a store is told by watches; looking at it reads nothing while nothing is due."""
+"""Watches report what waits in a store; checking it reads nothing while nothing is due."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STONES = 300
 
 
 class Reads:
-    """A store that notes what is read from another one."""
+    """A store that records what is read from another store."""
 
     def __init__(self, store: SqliteMetadataStore) -> None:
         self._store = store
@@ -85,7 +85,7 @@ class World:
         ]
 
     async def look(self) -> list[str]:
-        """A turn of what is done every second. Returns what it read of what waits."""
+        """One turn of the work done every second. Returns what it read of the waiting values."""
         self.reads.paths.clear()
         await self.applier.release()
         await self.applier.heard()
@@ -106,14 +106,14 @@ async def world(store: SqliteMetadataStore) -> AsyncIterator[World]:
     await asyncio.gather(*made.tasks, return_exceptions=True)
 
 
-async def test_what_is_not_due_is_not_read(world: World) -> None:
+async def test_values_that_are_not_due_are_not_read(world: World) -> None:
     await wait_until(lambda: world.known.deletions == STONES)
     await wait_until(lambda: world.kept.parked_paths == 0 and world.kept._is_read)
     for _ in range(3):
         assert await world.look() == []
 
 
-async def test_tombstones_go_once_everybody_is_past_them(world: World) -> None:
+async def test_tombstones_are_deleted_once_every_region_is_past_them(world: World) -> None:
     await wait_until(lambda: world.known.deletions == STONES and world.kept._is_read)
     upto = (NOW_MS - 1000 + 99, 0)
     for region in ("eu", "us"):
@@ -123,7 +123,7 @@ async def test_tombstones_go_once_everybody_is_past_them(world: World) -> None:
     assert await world.look() == []
 
 
-async def test_a_parked_state_holds_its_regions_mark_and_is_applied_when_its_time_has_come(world: World) -> None:
+async def test_a_parked_state_holds_its_regions_mark_and_is_applied_when_due(world: World) -> None:
     with pytest.raises(MetadataUnavailable, match="still being read"):
         await world.applier.heard()
     await wait_until(lambda: world.kept._is_read)
@@ -148,7 +148,7 @@ async def test_conflicts_are_counted_as_they_come_and_go(world: World, store: Sq
     await wait_until(lambda: not world.kept.conflicts)
 
 
-async def test_old_values_of_a_region_that_knows_every_deletion_are_taken_without_looking_at_each(
+async def test_old_values_of_a_region_that_knows_every_deletion_are_taken_unread(
     world: World, store: SqliteMetadataStore
 ) -> None:
     await wait_until(lambda: world.known.deletions == STONES and world.kept._is_read and not world.kept.is_listed("/"))

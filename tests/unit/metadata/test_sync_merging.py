@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A number of partitions never becomes smaller because of what another region wrote."""
+"""A number of partitions never shrinks because of another region's write."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(world: SyncWorld, region: str, wanted: dict[str, Any]) -> None:
     order=st.sampled_from(list(permutations(("us", "eu", "ap")))),
     is_compared=st.booleans(),
 )
-def test_the_greatest_number_counts_in_whatever_order_regions_wrote(
+def test_the_greatest_number_wins_in_any_order_of_writes(
     numbers: list[int], order: tuple[str, ...], is_compared: bool
 ) -> None:
     world = SyncWorld(["us", "eu", "ap"])
@@ -79,5 +79,5 @@ def test_topics_that_store_messages_are_left_to_the_links() -> None:
     ("wanted", "is_served"),
     [(value(3), True), (value(0), False), (value(10**9), False), ({"partitions": "3"}, False), ([], False)],
 )
-def test_a_number_that_no_topic_can_have_is_refused(wanted: Any, is_served: bool) -> None:
+def test_an_impossible_number_is_refused(wanted: Any, is_served: bool) -> None:
     assert (fault_of(PATH, Stamped(Stamp(1, 0, "eu"), canonical(wanted))) is None) == is_served

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a write to a shared path records besides its value, and what may happen between its requests to the store."""
+"""What a write to a shared path records besides its value, and what may happen between its store requests."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def begun(world: SyncWorld, running: Coroutine[Any, Any, Any], steps: int) -> Ta
     return task
 
 
-def test_what_belongs_to_one_region_is_written_as_it_is(world: SyncWorld) -> None:
+def test_paths_of_one_region_are_written_as_they_are(world: SyncWorld) -> None:
     store = world.regions["us"].brokers[0].catalog
     assert world.finish("us", store.put("/local/x", b"1")) == 1
     assert world.finish("us", store.transact([Check("/local/x", 1)], [Put("/local/x", b"2")]))
@@ -70,7 +70,7 @@ def test_what_belongs_to_one_region_is_written_as_it_is(world: SyncWorld) -> Non
     assert not world.regions["us"].store.records
 
 
-def test_who_wrote_is_noted_even_while_nothing_is_shared(world: SyncWorld) -> None:
+def test_the_writer_is_recorded_even_while_nothing_is_shared(world: SyncWorld) -> None:
     store, clock = world.regions["us"].store, world.regions["us"].brokers[0].clock
     alone = RecordingStore(store, clock, lambda _path: False, caller=lambda: "ann")
     put = Put(tenant_role("t", "r"), encode({"b": 1, "a": "ü"}, clock.next()))
@@ -83,7 +83,7 @@ def test_who_wrote_is_noted_even_while_nothing_is_shared(world: SyncWorld) -> No
     assert not world.outbox("us")
 
 
-def test_an_entry_names_what_other_regions_may_know(world: SyncWorld) -> None:
+def test_an_entry_names_only_what_other_regions_may_know(world: SyncWorld) -> None:
     write(world, {T: {"n": 1}, ROLE: True})
     first = state(world, T)
     assert entry(world, T) == OutboxEntry(state(world, T).stamp, {T: None, ROLE: None})
@@ -119,8 +119,8 @@ def test_a_callers_check_that_fails_is_reported(world: SyncWorld) -> None:
     assert world.values("us") == {T: {"n": 1}}
 
 
-def test_an_entry_that_is_sent_meanwhile_fails_no_write(world: SyncWorld) -> None:
-    """Only what was noted has changed, so the write is composed again; its event is sent later."""
+def test_an_entry_sent_meanwhile_fails_no_write(world: SyncWorld) -> None:
+    """Only the recorded part has changed, so the write is composed again; its event is sent later."""
     write(world, {T: {"n": 1}})
     writing = begun(world, world.write("us", {T: {"n": 2}}), 5)
     world.finish("us", world.publish("us", 1))
@@ -128,7 +128,7 @@ def test_an_entry_that_is_sent_meanwhile_fails_no_write(world: SyncWorld) -> Non
     assert world.outbox("us") == [T]
 
 
-def test_what_is_written_while_an_entry_is_sent_stays_in_the_outbox(world: SyncWorld) -> None:
+def test_writes_made_while_an_entry_is_sent_stay_in_the_outbox(world: SyncWorld) -> None:
     write(world, {T: {"n": 1}})
     sending = begun(world, world.publish("us", 1), 5)
     assert len(world.topic["us"]) == 1
@@ -149,7 +149,7 @@ def test_a_write_that_a_mark_overtakes_gets_a_later_stamp(world: SyncWorld) -> N
     assert moment(state(world, T).stamp) > mark.upto
 
 
-def test_a_stamp_beats_what_is_there_though_its_broker_has_not_heard_of_it(world: SyncWorld) -> None:
+def test_a_stamp_beats_the_stored_one_even_if_its_broker_does_not_know_it(world: SyncWorld) -> None:
     world.regions["us"].brokers[1].clock.observe(Stamp(START_MS + 9000, 0, "eu"), 10_000)
     write(world, {T: {"n": 1}}, broker=1)
     before = state(world, T)
@@ -169,7 +169,7 @@ def test_a_counter_that_is_used_up_continues_in_the_next_millisecond(world: Sync
     assert state(world, T).stamp == Stamp(START_MS + 1, 0, "us")
 
 
-def test_a_transaction_that_is_too_large_with_what_is_noted_is_refused(world: SyncWorld) -> None:
+def test_a_transaction_too_large_with_its_records_is_refused(world: SyncWorld) -> None:
     with pytest.raises(BadRequest, match="change fewer at a time"):
         write(world, {tenant_role("t", str(number)): True for number in range(100)})
     with pytest.raises(BadRequest, match="cannot end with a lease"):
@@ -187,7 +187,7 @@ def test_an_entry_never_names_more_paths_than_a_message_holds(world: SyncWorld) 
     assert sent == set(world.values("us"))
 
 
-def test_only_a_shared_path_of_which_something_is_known_is_restamped(world: SyncWorld) -> None:
+def test_only_a_shared_path_with_a_known_state_is_restamped(world: SyncWorld) -> None:
     store = world.regions["us"].brokers[0].catalog
     for path, why in ((keys.LEDGER_IDS, "not shared"), (T, "nothing is known")):
         with pytest.raises(Invalid, match=why):
@@ -207,13 +207,13 @@ def test_only_a_shared_path_of_which_something_is_known_is_restamped(world: Sync
         ),
     ],
 )
-def test_poison_changes_nothing(world: SyncWorld, message: Changes | Mark, why: str) -> None:
+def test_poisoned_messages_change_nothing(world: SyncWorld, message: Changes | Mark, why: str) -> None:
     with pytest.raises(Poison, match=why):
         world.finish("us", world.regions["us"].brokers[0].applier.apply(message))
     assert not world.regions["us"].store.records
 
 
-def test_a_large_message_is_applied_in_transactions_that_a_store_takes(world: SyncWorld) -> None:
+def test_a_large_message_is_applied_in_transactions_that_a_store_accepts(world: SyncWorld) -> None:
     large = b'"%s"' % (b"x" * 300_000)
     some = [Event(tenant_role("t", f"{n:03}"), Stamped(Stamp(1, n, "us"), b"1")) for n in range(MAX_EVENTS - 2)]
     some += [Event(tenant_role("t", f"x{n}"), Stamped(Stamp(1, n, "us"), large)) for n in range(2)]
@@ -224,7 +224,7 @@ def test_a_large_message_is_applied_in_transactions_that_a_store_takes(world: Sy
     assert len(world.values("eu")) == MAX_EVENTS
 
 
-def test_a_mark_of_a_wrong_clock_promises_nothing(world: SyncWorld) -> None:
+def test_a_mark_from_a_wrong_clock_promises_nothing(world: SyncWorld) -> None:
     applier = world.regions["eu"].brokers[0].applier
     world.finish("eu", applier.apply(Mark("us", (START_MS + 60_000, 0))))
     assert world.finish("eu", applier.heard()) == {}
@@ -239,8 +239,8 @@ def decode_changes(data: bytes) -> Changes:
     return message
 
 
-def test_a_write_reads_nothing_but_what_its_writer_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Except after something that it could not guess: here, what an earlier write still owes."""
+def test_a_write_reads_only_what_its_writer_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except after something that it could not guess: here, an earlier write's unsent entry."""
     world = SyncWorld(["eu", "us"])
     store = world.regions["us"].store
     reads: list[list[str]] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each scope is shared by itself: what differs from before needs a decision, and what a topic has ends with it."""
+"""Each scope is shared separately: existing differences need a decision, and what belongs to a topic ends with it."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def test_differences_are_decided_scope_by_scope(world: SyncWorld) -> None:
     assert compare(world, BOTH).paths() == [], "regions compare what both share"
     assert world.finish("us", one.join("eu", undecided)) == paths.SCOPES.keys()
     world.finish("us", one.leave(BOTH))
-    assert world.finish("us", one.joined("eu")) == BOTH, "shared again, it has to be decided again"
+    assert world.finish("us", one.joined("eu")) == BOTH, "shared again, it needs a decision again"
 
 
-def test_a_decision_that_an_earlier_version_recorded_is_about_its_scopes(world: SyncWorld) -> None:
+def test_a_decision_recorded_by_an_earlier_version_covers_its_scopes(world: SyncWorld) -> None:
     world.finish("us", world.regions["us"].store.put(paths.joined("eu"), encode(START_MS)))
     assert world.finish("us", standing(world).joined("eu")) == BOTH
 
 
-def test_what_the_other_side_deleted_before_is_kept(world: SyncWorld) -> None:
+def test_what_the_other_side_deleted_before_sharing_is_kept(world: SyncWorld) -> None:
     write(world, "us", TTL, 5)
     write(world, "eu", TTL, 6)
     write(world, "eu", TTL, None)
@@ -90,8 +90,8 @@ def test_what_the_other_side_deleted_before_is_kept(world: SyncWorld) -> None:
     assert world.values("eu") == {TTL: 5}
 
 
-def test_a_deletion_that_follows_from_another_removes_nothing_later(world: SyncWorld) -> None:
-    """A topic is deleted in us. Until us has removed its policies, eu makes it again and sets one."""
+def test_a_deletion_that_follows_from_another_removes_nothing_newer(world: SyncWorld) -> None:
+    """A topic is deleted in us. Before us has removed its policies, eu recreates it and sets one."""
     write(world, "us", TTL, 5)
     exchange(world)
     world.now_ms += 10
@@ -108,7 +108,7 @@ def test_a_deletion_that_follows_from_another_removes_nothing_later(world: SyncW
 
 
 @pytest.mark.parametrize(("region", "stays"), [("us", False), ("eu", True)])
-def test_behind_the_mark_only_the_origin_of_a_deletion_sends_what_follows(
+def test_after_the_mark_only_the_origin_of_a_deletion_sends_what_follows(
     world: SyncWorld, region: str, stays: bool
 ) -> None:
     write(world, "us", TTL, 5)
@@ -137,13 +137,13 @@ def test_a_later_policy_is_not_deleted(world: SyncWorld) -> None:
         (keys.topic_policies(TOPIC) + "/unknown_policy", {"any": 1}, True),
     ],
 )
-def test_policies_of_topics_are_looked_at_before_they_are_applied(path: str, value: object, is_served: bool) -> None:
+def test_policies_of_topics_are_validated_before_they_are_applied(path: str, value: object, is_served: bool) -> None:
     fault = fault_of(path, Event(path, Stamped(Stamp(1, 0, "eu"), canonical(value))).state)
     assert (fault is None) == is_served, fault
 
 
-def test_schemas_are_a_set_in_which_nothing_is_decided(world: SyncWorld) -> None:
-    """The same schema of two regions is one, however different the times at which they stored it."""
+def test_schemas_are_a_set_without_conflicts(world: SyncWorld) -> None:
+    """Equal schemas of two regions are one, however different the times at which they were stored."""
     one = SchemaRecord("JSON", b"one", timestamp_ms=1)
     path = keys.schema(TOPIC, one.content_id)
     write(world, "us", path, one.to_json())
@@ -172,13 +172,13 @@ def test_schemas_are_a_set_in_which_nothing_is_decided(world: SyncWorld) -> None
         ("ap", ["ap"], False),
     ],
 )
-def test_introductions_are_looked_at_before_they_are_applied(name: str, value: object, is_served: bool) -> None:
+def test_introductions_are_validated_before_they_are_applied(name: str, value: object, is_served: bool) -> None:
     path = f"{keys.INTRODUCTIONS}/{name}"
     assert paths.scope_of(path) == paths.CLUSTERS
     assert (fault_of(path, Stamped(Stamp(1, 0, "eu"), canonical(value))) is None) == is_served
 
 
-def test_cluster_records_are_each_regions_own() -> None:
+def test_each_region_rules_its_own_cluster_record() -> None:
     assert paths.scope_of(keys.cluster("ap")) is None
 
 
@@ -203,7 +203,7 @@ def test_policies_of_topics_belong_to_a_namespace() -> None:
         (f"{keys.topic_permissions(TOPIC)}/app", "produce", False),
     ],
 )
-def test_permissions_are_looked_at_before_they_are_applied(path: str, value: object, is_served: bool) -> None:
+def test_permissions_are_validated_before_they_are_applied(path: str, value: object, is_served: bool) -> None:
     assert paths.scope_of(path) == paths.PERMISSIONS
     assert (fault_of(path, Stamped(Stamp(1, 0, "eu"), canonical(value))) is None) == is_served
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions that share no store end with equal metadata, whatever happens on the way: random stories (``sync_seeds``)."""
+"""Regions without a common store end with equal metadata, whatever happens: random stories (``sync_seeds``)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from support.worlds.sync_seeds import SyncSeed
 
 SEEDS = int(os.environ.get("SYNC_SEEDS", "20" if "SIMULATE_BUGS" in os.environ else "5"))
-"""``make simulate`` runs as many as it is told to."""
+"""``make simulate`` runs as many as requested."""
 FOUND = (114, 227, 459, 661, 685, 1193, 2472, 3462)
-"""Seeds that found a fault, of the world or of what it simulates."""
+"""Seeds that found a fault in the simulated world or in what it simulates."""
 
 
 @pytest.mark.parametrize("seed", sorted({*range(SEEDS), *FOUND}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CRDs: what Kubernetes demands of a schema, and what users look for. The API server itself judges them in e2e."""
+"""The CRDs: what Kubernetes demands of a schema, and what users look for. In e2e the API server itself checks them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def version(kind: Kind) -> dict[str, Any]:
     return found
 
 
-def test_what_is_checked_in_is_what_the_models_say(kind: Kind) -> None:
+def test_the_committed_crds_match_the_models(kind: Kind) -> None:
     for place in ("crds", "helm/meridian-operator/files/crds"):
         assert (ROOT / place / f"{kind.plural}.yaml").read_text(encoding="utf-8") == text(kind), "run make crds"
 
 
 def test_the_schema_is_structural(kind: Kind) -> None:
-    """Every value has one type; what rules walk over is bounded; no keyword that Kubernetes does not take."""
+    """Every value has one type, what rules iterate over is bounded, and there is no keyword that Kubernetes rejects."""
     for path, schema in schemas(version(kind)["schema"]["openAPIV3Schema"]):
         assert "type" in schema, path
         assert not schema.keys() & {"$ref", "anyOf", "allOf", "oneOf", "const", "title", "additionalProperties"}, path
@@ -69,14 +69,14 @@ def test_what_users_look_for(kind: Kind) -> None:
     assert status["conditions"]["x-kubernetes-list-map-keys"] == ["type"]
 
 
-def test_every_field_of_a_spec_has_a_sentence_or_a_name_that_needs_none(kind: Kind) -> None:
+def test_every_field_of_a_spec_has_a_description_or_an_obvious_name(kind: Kind) -> None:
     spec = version(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]
     assert spec["description"]
     assert yaml.safe_load(text(kind)) == document(kind)
 
 
-def test_what_users_write_is_refused_with_a_sentence(kind: Kind) -> None:
-    """A pattern is no sentence: only names of regions have one, which nobody gets wrong twice."""
+def test_invalid_values_are_refused_with_an_explanation(kind: Kind) -> None:
+    """A pattern is no explanation: only region names have one, and nobody gets these wrong twice."""
     spec = version(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]
     for path, schema in schemas(spec):
         assert "pattern" not in schema or "egion" in path or path == ".witness", path
@@ -95,8 +95,8 @@ def test_what_users_write_is_refused_with_a_sentence(kind: Kind) -> None:
     ],
     ids=lambda one: one.kind if isinstance(one, Kind) else "",
 )
-def test_an_object_does_not_move_on_from_what_it_has_made(kind: Kind, names: list[str]) -> None:
-    """It would be left behind, and nobody would delete it."""
+def test_fields_that_name_what_an_object_created_are_immutable(kind: Kind, names: list[str]) -> None:
+    """It would be left behind, with nobody to delete it."""
     spec = version(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     immutable = [
         name
@@ -106,7 +106,7 @@ def test_an_object_does_not_move_on_from_what_it_has_made(kind: Kind, names: lis
     assert sorted(immutable) == names
 
 
-def test_why_an_object_is_not_ready_is_a_column(kind: Kind) -> None:
+def test_the_reason_for_not_ready_is_a_column(kind: Kind) -> None:
     columns = {column["name"]: column for column in version(kind)["additionalPrinterColumns"]}
     assert columns["Reason"]["priority"] == 0 and columns["Reason"]["jsonPath"].endswith(".reason")
     raw = [column["name"] for column in columns.values() if column["jsonPath"] in (".spec.regions", ".spec")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every field of a specification means something: another value leads to another call, or to another condition.
+"""Every field of a specification has an effect: another value leads to another call, or to another condition.
 
 The fields are those of the CRDs, so that a field which nothing reads fails here the day it is added.
 """
@@ -28,7 +28,7 @@ from support.kubernetes.field_effects import (
 
 @dataclass
 class Listed:
-    """The cluster as the verifier asks it: it reads maxLag in the objects themselves."""
+    """The cluster as the verifier sees it, which reads maxLag in the objects themselves."""
 
     spec: Spec
 
@@ -38,7 +38,7 @@ class Listed:
 
 
 def told(kind: str, spec: Spec) -> Any:
-    """Everything that anybody notices of an object with this specification."""
+    """All visible effects of an object with this specification."""
     by_verifier = max_lags(Listed(spec)) if kind == "ReplicatedSubscription" else None  # type: ignore[arg-type]
     return [one.told for one in asyncio.run(effects(kind, spec))], by_verifier
 
@@ -57,5 +57,5 @@ def test_another_value_leads_to_another_call_or_condition(kind: str, path: Path,
     assert compared
 
 
-def test_kinds_whose_fields_mean_nothing_yet_are_named() -> None:
+def test_kinds_whose_fields_have_no_effect_yet_are_listed() -> None:
     assert {kind.kind for kind in KINDS} == SUBJECTS.keys()

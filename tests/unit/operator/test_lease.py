@@ -14,7 +14,7 @@ from meridian_operator.plan.lease import ACT_SECONDS, LEASE_SECONDS, LONGEST_SEC
 
 @dataclass
 class Store:
-    """Writes count when they name the version that was read."""
+    """Accepts a write only if it names the version that was read."""
 
     lease: Lease | None = None
     version: int = 0
@@ -28,7 +28,7 @@ class Store:
 
 @dataclass
 class Turn:
-    """One try: how long each step takes, and if the answer to the write arrives."""
+    """One attempt: how long each step takes, and whether the answer to the write arrives."""
 
     idle: float
     read: float
@@ -56,15 +56,15 @@ def replica(me: Candidate, store: Store, turns: list[Turn], clock: Callable[[], 
 
 
 def turn(chance: random.Random) -> Turn:
-    """Mostly quick, at times much too slow."""
+    """Steps that are mostly quick, and sometimes much too slow."""
     idle, read, sent, answered = (chance.choice((0.0, 0.1, 1.0, 2.0, chance.uniform(0, 30))) for _ in range(4))
     return Turn(idle, read, sent, answered, heard=chance.random() < 0.8)
 
 
 def test_no_two_replicas_act_at_once() -> None:
-    """However slow or lost the calls are, and whatever the replicas' clocks show."""
+    """However slow the calls are, even if lost, and whatever the replicas' clocks show."""
     acted = [judged(random.Random(seed)) for seed in range(1500)]
-    assert sum(count > 1 for count in acted) > 500, "they take over from one another"
+    assert sum(count > 1 for count in acted) > 500, "they do take over from one another"
 
 
 def judged(chance: random.Random) -> int:
@@ -91,7 +91,7 @@ def judged(chance: random.Random) -> int:
     return len(acted)
 
 
-def test_a_replica_that_watched_the_lease_run_out_takes_it_over() -> None:
+def test_a_replica_that_saw_the_lease_expire_takes_it_over() -> None:
     first, second = Candidate("first"), Candidate("second")
     lease = first.next(None, "", 0.0, "noon")
     assert lease == Lease("first", "noon", "noon", 0, LEASE_SECONDS)
@@ -102,10 +102,10 @@ def test_a_replica_that_watched_the_lease_run_out_takes_it_over() -> None:
     assert second.next(lease, "2", 100.0 + LEASE_SECONDS, "later") is None, "it was renewed"
     taken = second.next(lease, "2", 100.0 + 2 * LEASE_SECONDS, "later")
     assert taken == Lease("second", "later", "later", 1, LEASE_SECONDS)
-    assert first.next(taken, "3", 200.0, "later") is None, "who lost it waits like everybody else"
+    assert first.next(taken, "3", 200.0, "later") is None, "the loser waits like everybody else"
 
 
-def test_a_lease_that_was_released_is_free_at_once_and_one_that_claims_years_is_not_believed() -> None:
+def test_a_released_lease_is_free_at_once_and_one_that_claims_years_is_not_believed() -> None:
     lease = Lease("first", "noon", "noon", 3)
     one = Candidate("second")
     released = one.next(replace(lease, holder=""), "1", 0.0, "later")
@@ -115,6 +115,6 @@ def test_a_lease_that_was_released_is_free_at_once_and_one_that_claims_years_is_
     assert one.next(years, "2", float(LONGEST_SECONDS), "later") is not None
 
 
-def test_a_replica_gets_several_tries_before_it_has_to_stop_and_is_followed_within_20_seconds() -> None:
+def test_a_replica_gets_several_attempts_before_it_must_stop_and_is_replaced_within_20_seconds() -> None:
     assert 3 * RENEW_SECONDS < ACT_SECONDS < LEASE_SECONDS
     assert LEASE_SECONDS + RENEW_SECONDS + START_SECONDS < 20

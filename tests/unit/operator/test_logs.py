@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's log: lines that kopf writes about an object name it."""
+"""The operator's log: kopf's lines about an object name the object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meridian_operator.process.logs import Lines
 
 
 class Kept(logging.Handler):
-    """Keeps what it is told."""
+    """Keeps the log records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Kept(logging.Handler):
         self.records.append(record)
 
 
-def test_lines_of_kopf_about_an_object_name_it() -> None:
+def test_kopfs_lines_about_an_object_name_it() -> None:
     meta = {"namespace": "team-a", "name": "orders", "uid": "1"}
     told: Any = {"apiVersion": "meridian.dev/v1alpha1", "kind": "GeoTopic", "metadata": meta}
     kept = Kept()
@@ -37,7 +37,7 @@ def test_lines_of_kopf_about_an_object_name_it() -> None:
         logger.removeHandler(kept)
     line = Lines().format(kept.records[0])
     assert line.endswith("ERROR kopf.objects: GeoTopic team-a/orders: handler 'geo_topic' failed")
-    assert kept.records[0].getMessage() == "handler 'geo_topic' failed", "other handlers see the record as it was"
+    assert kept.records[0].getMessage() == "handler 'geo_topic' failed", "other handlers see the record unchanged"
 
 
 def test_a_failure_is_shown_with_its_traceback() -> None:

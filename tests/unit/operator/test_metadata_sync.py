@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MetadataSyncPolicy: what is changed in which region, and what is told. Pure: no cluster, no broker."""
+"""MetadataSyncPolicy: what is changed in which region, and what is reported. Pure: no cluster, no broker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def silent(name: str) -> RegionSeen:
 
 
 def carried_out(seen: RegionSeen, planned: tuple[changes.Change, ...]) -> RegionSeen:
-    """The region after the changes that concern it."""
+    """The region after the changes planned for it."""
     assert seen.sync is not None
     chosen = dict(seen.sync.chosen)
     for change in planned:
@@ -67,8 +67,8 @@ def test_a_plan_carried_out_leaves_nothing_to_do(spec: MetadataSyncPolicySpec, b
     assert [one.sync is not None and one.sync.enabled for one in after] == [not spec.suspend] * 2
 
 
-def test_the_retention_is_the_objects_too() -> None:
-    """Removed with the object's other settings, and when the object no longer names it."""
+def test_the_retention_is_managed_by_the_object_too() -> None:
+    """It is removed with the object's other settings, and when the object no longer names it."""
     planned = metadata_sync.plan(policy(tombstoneRetention="3d"), [region("us", ON)]).changes
     assert [one.sentence() for one in planned] == [f"us: set {TOMBSTONE_RETENTION} to 259200"]
     kept = replace(ON, chosen=CHOSEN | {TOMBSTONE_RETENTION: "259200"})
@@ -80,7 +80,7 @@ def test_the_retention_is_the_objects_too() -> None:
     assert metadata_sync.refusal(policy(tombstoneRetention="0s")) is None
 
 
-def test_the_bound_for_clocks_is_the_objects_too() -> None:
+def test_the_clock_bound_is_managed_by_the_object_too() -> None:
     planned = metadata_sync.plan(policy(maxClockSkew="2s"), [region("us", ON)]).changes
     assert [one.sentence() for one in planned] == [f"us: set {MAX_CLOCK_SKEW} to 2"]
     kept = replace(ON, chosen=CHOSEN | {MAX_CLOCK_SKEW: "2"})
@@ -92,7 +92,7 @@ def test_the_bound_for_clocks_is_the_objects_too() -> None:
 
 
 def test_scopes_are_set_before_the_topic_and_removed_after_it() -> None:
-    """In between a region would share more than the object says."""
+    """Otherwise a region would meanwhile share more than the object says."""
     spec = policy(scopes=["tenants"])
     planned = metadata_sync.plan(spec, [region("us", OFF)]).changes
     assert [one.sentence() for one in planned] == [f"us: set {SCOPES} to tenants", f"us: set {EVENT_TOPIC} to {EVENTS}"]
