@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchanges of ``protocol_answers.txt``: every command, used correctly and incorrectly.
 
-One line each: a name that describes the situation, and the steps. Requests are numbered in the order they are made.
+Each has a name that describes the situation, and steps. Requests are numbered in the order of their creation.
 """
 
 from __future__ import annotations
