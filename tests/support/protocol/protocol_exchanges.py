@@ -3,7 +3,7 @@
 
 An ``Exchange`` is a list of steps, each of which sends one command. Answers are recorded in a short form that keeps
 what a client acts on (type, error, ids) and omits what differs between runs (addresses, ledgers, texts). The same
-exchange runs against any broker that speaks the protocol. ``{t}`` in a name stands for a part that is unique to the run.
+exchange runs against any broker that speaks the protocol. ``{t}`` in a name stands for a part unique to the run.
 """
 
 from __future__ import annotations
