@@ -28,12 +28,12 @@ SHELL: Final = "org.apache.bookkeeper.bookie.BookieShell"
 
 
 def jars() -> Path:
-    """Where they are, or would be; MERIDIAN_BOOKKEEPER names another place."""
+    """Where BookKeeper's jars are, or would be; MERIDIAN_BOOKKEEPER overrides it."""
     return Path(os.environ.get("MERIDIAN_BOOKKEEPER") or JARS)
 
 
 def java_compiler_missing() -> str | None:
-    """Why no Java source can be run here; None when it can."""
+    """Why Java sources cannot be run here; None when they can."""
     modules = subprocess.run(["java", "--list-modules"], capture_output=True, text=True, check=False).stdout
     return None if "jdk.compiler" in modules else "this Java has no compiler"
 
@@ -44,17 +44,17 @@ def bookies_missing() -> str | None:
 
 
 class Bookies:
-    """An etcd, and bookies numbered from 1, with certificates. They are small: caches and journals of a few MiB."""
+    """An etcd, and bookies numbered from 1, with certificates and small caches and journals (a few MiB)."""
 
     def __init__(self, directory: Path, count: int, role: str = "") -> None:
-        """:param role: they accept only clients whose certificates have it, and no plain text."""
+        """:param role: bookies accept only clients whose certificates have it, and no plain text."""
         self._directory = directory
         self._ports: dict[int, int] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         authority = Authority(directory, "bookies")
         server, client = authority.issue("bookie"), authority.issue("client", unit=f"0:{role}" if role else None)
         self.tls = BookieTls(authority.trusted, client.certificate, client.key)
-        """For clients that want encryption; without it these bookies accept them, too."""
+        """For clients that want encryption; unless there is a role, the bookies accept clients without it, too."""
         self._certificates = {
             "tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
             "tlsProvider": "OpenSSL",
@@ -84,12 +84,12 @@ class Bookies:
             raise
 
     def _format(self) -> None:
-        """What a bookie wants to find in etcd before the first one starts."""
+        """Write the keys that the first bookie expects in etcd."""
         for key, value in (("/ledgers", ""), ("/ledgers/INSTANCEID", str(uuid.uuid4()))):
             self._etcd("put", key=_base64(key), value=_base64(value))
 
     def start(self, number: int, *, wait: bool = True) -> None:
-        """Start one, with the data and the port that it had before."""
+        """Start a bookie, on the data and the port that it had before."""
         self._ports.setdefault(number, free_port())
         with (self._directory / f"bookie-{number}.log").open("wb") as log:
             self._processes[number] = subprocess.Popen(
@@ -114,28 +114,28 @@ class Bookies:
         self._processes[number].send_signal(signal.SIGCONT)
 
     def until_registered(self) -> None:
-        """Wait until all of them can be used; after an outage of etcd they register again."""
+        """Wait until all bookies are usable; after an outage of etcd they register again."""
         for number in self._ports:
             self._await(number)
 
     def name(self, number: int) -> str:
-        """Its id in etcd."""
+        """The bookie's id in etcd."""
         return f"127.0.0.1:{self._ports[number]}"
 
     def number(self, name: str) -> int:
         return next(number for number in self._ports if self.name(number) == name)
 
     def keys(self, prefix: str) -> int:
-        """How many keys in etcd begin so."""
+        """How many keys in etcd have this prefix."""
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         return int(self._etcd("range", key=_base64(prefix), range_end=_base64(end)).get("count", 0))
 
     def ledgers(self) -> int:
-        """How many there are."""
+        """How many ledgers there are."""
         return sum(self.keys(f"/ledgers/{digit}") for digit in range(10))
 
     def shell(self, *arguments: str) -> str:
-        """What BookKeeper's own shell prints."""
+        """Run BookKeeper's own shell, and return what it prints."""
         command = [*java(jars()), SHELL, "-conf", str(self._configuration(1)), *arguments]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._directory)
         assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -160,7 +160,7 @@ class Bookies:
         self.etcd.close()
 
     def _await(self, number: int) -> None:
-        """Until it listens and is registered. The registration of its previous life may still be there."""
+        """Wait until it listens and is registered. The registration of its previous run may still exist."""
 
         def is_up() -> bool:
             log = (self._directory / f"bookie-{number}.log").read_text()
@@ -169,7 +169,7 @@ class Bookies:
                 self.kill(number)
                 self.start(number, wait=False)
             if SERVING not in log:
-                return False  # it closes connections that come before
+                return False  # it closes earlier connections
             try:
                 socket.create_connection(("127.0.0.1", self._ports[number]), 1).close()
             except OSError:
@@ -180,7 +180,7 @@ class Bookies:
         wait_until(is_up, f"bookie {number} to start", START_SECONDS)
 
     def _etcd(self, verb: str, **request: str) -> dict[str, Any]:
-        """Over HTTP, because gRPC wants one event loop for the whole process."""
+        """Call etcd over HTTP, because gRPC wants one event loop for the whole process."""
         asked = urllib.request.Request(f"{self.url}/v3/kv/{verb}", json.dumps(request).encode())
         with urllib.request.urlopen(asked, timeout=10) as answer:
             found: dict[str, Any] = json.load(answer)
@@ -197,10 +197,10 @@ def _base64(text: str) -> str:
 
 
 def _is_first_process() -> bool:
-    """Of those that share the tests: two of them would write the archive at the same time."""
+    """Whether this is the first test process: two would write the archive at the same time."""
     return os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
 
 
 def _archive() -> Path:
-    """Of parsed classes: with it a bookie starts in a third of the time. The first one leaves it when it stops."""
+    """The archive of parsed classes: bookies start three times as fast. The first one writes it when it stops."""
     return jars() / "bookie.jsa"

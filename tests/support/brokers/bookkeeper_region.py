@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region of two brokers on real bookies, and what its clients do."""
+"""A region of two brokers on real bookies, and its clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Region:
     """Two brokers, a and b."""
 
     def __init__(self, bookies: Bookies, directory: Path, settings: Mapping[str, str] | None = None) -> None:
-        """:param settings: of both, beside the usual ones."""
+        """:param settings: of both brokers, in addition to the usual ones."""
         self._settings = settings or {}
         self.name = f"shared-{next(_regions)}"
         self._etcd = bookies.url
@@ -28,7 +28,7 @@ class Region:
         self.brokers = {broker_id: self.broker(broker_id, {"brokerId": broker_id}) for broker_id in ("a", "b")}
 
     def broker(self, directory: str, more: dict[str, str]) -> BrokerProcess:
-        """A broker of the region, which is not started."""
+        """A broker of the region, not started."""
         settings = {"managedLedgerStorage": "bookkeeper", **self._settings, **more}
         return BrokerProcess(
             self.name, self._directory / directory, settings=settings, metadata_url=f"etcd:{self._etcd}"
@@ -40,12 +40,12 @@ class Region:
         return "pulsar://" + ",".join(f"127.0.0.1:{one.port}" for one in self.brokers.values())
 
     def is_balanced(self) -> bool:
-        """Whether each owns two of the four bundles of public/default, as their logs say."""
+        """Whether each owns two of the four bundles of public/default, according to their logs."""
         logs = [broker.log() for broker in self.brokers.values()]
         return all(log.count(": owns public/default/") - log.count(": gave up public/default/") == 2 for log in logs)
 
     def owner(self, topic: str, asked: BrokerProcess, kind: str = "persistent") -> BrokerProcess | None:
-        """The broker that serves a topic, as another one says it."""
+        """The broker that serves a topic, according to ``asked``."""
         path = f"/lookup/v2/topic/{kind}/public/default/{topic}"
         with contextlib.suppress(OSError):
             answer = asked.http("GET", path)
@@ -63,7 +63,7 @@ def running(made: Region) -> Iterator[Region]:
     try:
         for broker in made.brokers.values():
             broker.start()
-        wait_until(made.is_balanced, "both brokers to own as many bundles")
+        wait_until(made.is_balanced, "both brokers to own equally many bundles")
         yield made
     finally:
         for broker in made.brokers.values():
@@ -71,7 +71,7 @@ def running(made: Region) -> Iterator[Region]:
 
 
 def published(client: pulsar.Client, topic: str, count: int, first: int = 0) -> list[bytes]:
-    """Messages that got their receipts, numbered from ``first``."""
+    """Publish messages numbered from ``first``, and wait for their receipts."""
     producer = client.create_producer(topic, batching_enabled=False)
     bodies = [b"%d" % number for number in range(first, first + count)]
     for body in bodies:
@@ -81,7 +81,7 @@ def published(client: pulsar.Client, topic: str, count: int, first: int = 0) -> 
 
 
 def received(consumer: pulsar.Consumer, count: int) -> list[bytes]:
-    """That many messages, acknowledged."""
+    """Receive and acknowledge ``count`` messages."""
     found = []
     for _ in range(count):
         message = consumer.receive(PATIENCE_MS)
@@ -91,7 +91,7 @@ def received(consumer: pulsar.Consumer, count: int) -> list[bytes]:
 
 
 def everything(client: pulsar.Client, topic: str) -> list[bytes]:
-    """All that is stored, each message as often as it is."""
+    """Everything stored, duplicates included."""
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     found = []
     while reader.has_message_available():

@@ -24,7 +24,7 @@ async def broker_inside(directory: Path, **settings: object) -> AsyncIterator[Br
 async def broker_on(
     directory: Path, files: Callable[[Path], FilePort] | None, settings: Mapping[str, object]
 ) -> AsyncIterator[BrokerProcess]:
-    """The same on a disk of the test's own, see ``BrokerProcess.start``."""
+    """The same on a disk of the test's own; see ``BrokerProcess.start``."""
     pairs = {
         "clusterName": "inside",
         "dataDirectory": str(directory),

@@ -32,11 +32,11 @@ from support.brokers.free_ports import free_base_port, free_port
 START_SECONDS = 120.0
 STOP_SECONDS = 120.0
 PATIENT = {"barrierTimeoutMillis": "20000"}
-"""Regions wait for each other's word at a switch (R20) however slow the machine is just now: after the quarter of a
-second that is the rule they go on without it, and messages come again."""
+"""At a switch (R20), regions wait for each other however slow the machine is: by default they go on alone after a
+quarter of a second, and messages are redelivered."""
 _WITHOUT_CERTIFICATES = {"SSL_CERT_FILE": os.devnull}
-"""aiohttp reads the system's certificates twice while it is imported, a tenth of a broker's start. None of ours calls a
-server that they vouch for."""
+"""aiohttp reads the system's certificates twice during import, a tenth of a broker's start. Test brokers call no server
+that needs them."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -58,7 +58,7 @@ class HttpAnswer:
 
     @property
     def reason(self) -> str:
-        """The reason of a refusal."""
+        """The reason for a refusal."""
         return str(self.json["reason"])
 
 
@@ -78,21 +78,21 @@ def http(
 
 
 def wait_until(condition: Any, what: str | Callable[[], str], seconds: float = 60.0) -> Any:
-    """Poll for the first true value of ``condition()``, where no event is visible to another process.
+    """Poll for the first true value of ``condition()`` where another process can see no event.
 
-    :param what: the condition in words; called at the end, it can say how things stand.
+    :param what: the condition in words; a function is called on timeout and can describe the state.
     """
     until, pause = time.monotonic() + seconds, 0.01
     while not (value := condition()):
         if time.monotonic() > until:
             raise AssertionError(f"waited {seconds:.0f} s in vain for {what if isinstance(what, str) else what()}")
         time.sleep(pause)
-        pause = min(pause * 1.25, 0.05)  # most conditions are requests, which cost processor time on both sides
+        pause = min(pause * 1.25, 0.05)  # most conditions are requests, which cost CPU time on both sides
     return value
 
 
 class Program(Protocol):
-    """A running ``meridian``: what tests use of ``subprocess.Popen``."""
+    """A running ``meridian``: the part of ``subprocess.Popen`` that tests use."""
 
     @property
     def pid(self) -> int: ...
@@ -107,13 +107,13 @@ class Program(Protocol):
 
 
 def started_afresh(arguments: Sequence[str], log_file: Path) -> Program:
-    """``meridian`` started as a user does it, its output appended to the file."""
+    """Start ``meridian`` as a user does; its output is appended to the file."""
     with log_file.open("ab") as log:
         return subprocess.Popen([*MERIDIAN, *arguments], stdout=log, stderr=log, env=os.environ | _WITHOUT_CERTIFICATES)
 
 
 class KilledAtExit(ABC):
-    """A context manager that starts processes, and kills them at the end, or if not all of them start."""
+    """A context manager that starts processes, and kills them at the end or when one fails to start."""
 
     @abstractmethod
     def start(self) -> Self: ...
@@ -151,8 +151,8 @@ class BrokerProcess(KilledAtExit):
         launch: Callable[[Sequence[str], Path], Program] = ForkedMeridian,
     ) -> None:
         """
-        :param data_dir: everything the broker keeps, its log beside it as ``<region>.log``.
-        :param settings: more of them, by key.
+        :param data_dir: everything the broker stores, and its log, ``<region>.log``.
+        :param settings: additional ones, by key.
         :param launch: ``started_afresh`` where the duration of a start matters.
         """
         self.region = region
@@ -183,12 +183,12 @@ class BrokerProcess(KilledAtExit):
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, f"the broker of {self.region} does not run"
+        assert self._process is not None, f"the broker of {self.region} is not running"
         return self._process.pid
 
     def start(self, *, wait: bool = True) -> Self:
-        """Start it, and wait until its health check says ok."""
-        assert self._process is None, f"the broker of {self.region} runs already"
+        """Start it, and wait until its health check succeeds."""
+        assert self._process is None, f"the broker of {self.region} is already running"
         assignments = [part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")]
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self._process = self._launch(["broker", *assignments], self.log_file)
@@ -247,7 +247,7 @@ class RegionsProcess(KilledAtExit):
         settings: Mapping[str, str] | None = None,
         brokers: int = 1,
     ) -> None:
-        """:param brokers: of each region, for those that derive from this and can start several."""
+        """:param brokers: per region, for subclasses that can start several."""
         self.regions = regions
         self.data_dir = data_dir
         self._assignments = [f"{key}={value}" for key, value in (PATIENT | dict(settings or {})).items()]
@@ -273,7 +273,7 @@ class RegionsProcess(KilledAtExit):
 
     def start(self) -> Self:
         """Start them, and wait until all are healthy."""
-        assert not self._brokers, "the regions run already"
+        assert not self._brokers, "the regions are already running"
         options = UpOptions(
             regions=self.regions,
             data_directory=self.data_dir,
@@ -298,11 +298,11 @@ class RegionsProcess(KilledAtExit):
         return self
 
     def pid(self, region: str) -> int:
-        """Of the region's broker."""
+        """The process id of the region's broker."""
         return self._brokers[region].pid
 
     def is_running(self, region: str) -> bool:
-        """Does it have a ready broker?"""
+        """Whether the region has a ready broker."""
         return is_healthy(self.admin_url(region))
 
     def pause_region(self, region: str) -> None:
@@ -314,13 +314,13 @@ class RegionsProcess(KilledAtExit):
         os.kill(self.pid(region), signal.SIGCONT)
 
     def stop_region(self, region: str) -> None:
-        """SIGTERM one region's broker and wait for its drain; the others go on."""
+        """SIGTERM one region's broker and wait for its drain; the others keep running."""
         broker = self._brokers.pop(region)
         broker.send_signal(signal.SIGTERM)
         assert broker.wait(STOP_SECONDS) == 0, self.log(region)
 
     def kill_region(self, region: str) -> None:
-        """SIGKILL one region's broker; the others go on."""
+        """SIGKILL one region's broker; the others keep running."""
         if (broker := self._brokers.pop(region, None)) is not None:
             broker.kill()
             broker.wait()
@@ -343,7 +343,7 @@ class RegionsProcess(KilledAtExit):
         wait_until(healthy, f"{region} to be healthy", START_SECONDS)
 
     def stop(self) -> None:
-        """SIGTERM, and wait for the drain; fails when it did not end well."""
+        """SIGTERM, and wait for the drain; fails unless every broker exits cleanly."""
         for broker in self._brokers.values():
             broker.send_signal(signal.SIGTERM)
         codes = {region: broker.wait(STOP_SECONDS) for region, broker in self._brokers.items()}
@@ -351,7 +351,7 @@ class RegionsProcess(KilledAtExit):
         assert not any(codes.values()), f"exit codes {codes}"
 
     def kill(self) -> None:
-        """End everything at once."""
+        """Kill all brokers."""
         for region in self.regions:
             self.kill_region(region)
 
@@ -366,7 +366,7 @@ class RegionsProcess(KilledAtExit):
 
 
 def is_healthy(admin_url: str) -> bool:
-    """Does a broker there say that it is ready?"""
+    """Whether a broker at this address reports that it is ready."""
     with contextlib.suppress(OSError):
         return http("GET", f"{admin_url}/admin/v2/brokers/health").status == 200
     return False

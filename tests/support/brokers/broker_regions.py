@@ -64,12 +64,12 @@ class Region:
         return await PulsarClientConnection.connect(self.url)
 
     def stored(self, topic: str) -> int:
-        """How many entries it has of a topic."""
+        """How many entries of a topic it stores."""
         found = self.process.service.topics.get(topic)
         return 0 if found is None else found.log.entries
 
     async def publish(self, topic: str, first: int, count: int) -> None:
-        """So many messages, each of which is its number, and wait for their receipts."""
+        """Publish ``count`` messages whose bodies are their numbers, and wait for their receipts."""
         connection = await self.connect()
         producer = await Producer.open(connection, topic)
         for number in range(first, first + count):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates for tests: an authority, and its certificates for hosts and clients, as PEM files."""
+"""Certificates for tests: an authority that issues them for hosts and clients, as PEM files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Authority:
         self._directory = directory
         self._authority = trustme.CA()
         self.trusted = directory / f"{name}.pem"
-        """The authority's certificate, for those who trust it."""
+        """The authority's certificate, for peers that trust it."""
         self._authority.cert_pem.write_to_path(str(self.trusted))
 
     def issue(self, name: str, *hosts: str, common_name: str | None = None, unit: str | None = None) -> Pair:
-        """Write ``name.pem`` and ``name.key``, in place of older ones; without hosts they are for loopback, or for a
+        """Write ``name.pem`` and ``name.key``, replacing older ones; without hosts, they are for loopback or for a
         client of that name. :param unit: OU of the subject."""
         anywhere = (f"{common_name}@example.org",) if common_name else ("127.0.0.1", "localhost")
         made = self._authority.issue_cert(*(hosts or anywhere), common_name=common_name, organization_unit_name=unit)
@@ -38,7 +38,7 @@ class Authority:
 
 
 def served(pair: Pair, port: int, http_port: int) -> dict[str, str]:
-    """Settings of a broker that serves TLS with it and looks at the files for every connection."""
+    """Settings of a broker that serves TLS with this certificate and checks the files at every connection."""
     return {
         "tlsCertificateFilePath": str(pair.certificate),
         "tlsKeyFilePath": str(pair.key),

@@ -34,7 +34,7 @@ def etcd_missing() -> str | None:
 
 
 class EtcdServer:
-    """etcd on a data directory. ``kill`` and ``start`` again keep the data and the address."""
+    """etcd on a data directory. Its data and address survive ``kill`` and ``start``."""
 
     def __init__(self, data_dir: Path, *, secured: bool = False) -> None:
         self._data_dir = data_dir
@@ -58,17 +58,17 @@ class EtcdServer:
         self._run(self._process.kill())
 
     def pause(self) -> None:
-        """SIGSTOP, until it is killed: its connections stay open but nothing answers."""
+        """SIGSTOP until it is killed: its connections stay open, but nothing answers."""
         assert self._process is not None
         pid = self._process.pid
         os.kill(pid, signal.SIGSTOP)
 
         def stopped() -> bool:
-            """Each thread: one that waits for the disk stops when it has its answer."""
+            """Whether every thread has stopped: a thread that waits for the disk stops only afterwards."""
             stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
             return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
-        wait_until(stopped, "etcd to stand still")
+        wait_until(stopped, "etcd to stop")
 
     def close(self) -> None:
         """Stop it permanently."""
@@ -85,7 +85,7 @@ class EtcdServer:
 
     @property
     def login(self) -> Login:
-        """What clients show to it."""
+        """The credentials of its clients."""
         assert self._process is not None
         return self._process.login
 
@@ -125,7 +125,7 @@ class EtcdOfTest:
 
 async def tls_etcd(data_dir: Path, pair: Pair, clients: Path | None = None, port: int = 0) -> EtcdOfTest:
     """
-    :param clients: the authority of the certificates that clients have to show; None: they need none.
+    :param clients: the authority that issues client certificates; None: clients need no certificate.
     """
     of_clients = [] if clients is None else ["--client-cert-auth", f"--trusted-ca-file={clients}"]
     files = [f"--cert-file={pair.certificate}", f"--key-file={pair.key}"]

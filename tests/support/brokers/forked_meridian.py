@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian`` in a process of its own that is forked from one which has imported it already.
+"""``meridian`` in a process of its own, forked from one that has already imported it.
 
-Most of the processor time of a start goes into importing modules. So each process that runs tests has one server
+Most of the CPU time of a start goes into importing modules. Each process that runs tests therefore has one server
 (``multiprocessing``'s fork server) that imports them once and forks every broker and command. A forked process runs the
 same ``main`` with the same arguments, and has its own memory, descriptors and signals.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 from meridian_broker.cli.main import COMMANDS
 
 MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
-"""What starts the program as a user does."""
+"""Starts the program as a user does."""
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(
     ["meridian_broker.server.main", "meridian_broker.server.running"]
@@ -33,7 +33,7 @@ _FORKING.set_forkserver_preload(
 
 
 class ForkedMeridian:
-    """One such process, with the methods of ``subprocess.Popen`` that tests need."""
+    """One forked process, with the methods of ``subprocess.Popen`` that tests need."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class ForkedMeridian:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """
-        :param arguments: those of the command line, without the name of the program.
+        :param arguments: of the command line, without the name of the program.
         :param log_file: standard output is appended to it, and standard error unless ``errors`` is given.
         :param errors: standard error is appended to it.
-        :param stdin: the end of a pipe to read from; None: there is nothing to read.
-        :param environment: None: the one of the tests.
+        :param stdin: the reading end of a pipe; None: empty input.
+        :param environment: None: that of the tests.
         """
         self._arguments = list(arguments)
         chosen = dict(os.environ if environment is None else environment)
@@ -75,7 +75,7 @@ class ForkedMeridian:
         return code
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens if it has ended already."""
+        """Does nothing if the process has already ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -108,7 +108,7 @@ def meridian(
 def meridian_text(
     *arguments: str, environment: Mapping[str, str] | None = None, seconds: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """The same; nothing to read, and text instead of bytes."""
+    """The same with empty input, and output as text instead of bytes."""
     done = meridian(*arguments, environment=environment, seconds=seconds)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -116,7 +116,7 @@ def meridian_text(
 def _feed(writing: Connection, content: bytes) -> None:
     with writing, open(writing.fileno(), "wb", buffering=0, closefd=False) as pipe:
         left = memoryview(content)
-        with contextlib.suppress(BrokenPipeError):  # the command did not want all of it
+        with contextlib.suppress(BrokenPipeError):  # the command did not read all of it
             while left:
                 left = left[pipe.write(left) :]
 
@@ -124,8 +124,8 @@ def _feed(writing: Connection, content: bytes) -> None:
 def _run(
     arguments: list[str], log_file: Path, errors: Path, stdin: Connection | None, environment: dict[str, str]
 ) -> None:
-    """The forked process: what the installed script does."""
-    gc.freeze()  # modules stay: looking for garbage among them would also copy every page that is shared
+    """Do in the forked process what the installed script does."""
+    gc.freeze()  # collecting garbage among modules, which stay anyway, would copy every shared page
     from meridian_broker.server.main import main
 
     threading.Thread(target=_end_with_the_tests, daemon=True).start()
@@ -139,12 +139,12 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["meridian", *arguments]
-    sys.orig_argv = [*MERIDIAN, *arguments]  # what a broker that replaces itself starts
+    sys.orig_argv = [*MERIDIAN, *arguments]  # the program that a broker execs when it replaces itself
     main()
 
 
 def _end_with_the_tests() -> None:
-    """Whoever kills the process that runs the tests ends their brokers, too: the fork server outlives it otherwise."""
+    """Ends the brokers when the process that runs the tests is killed; otherwise, the fork server outlives it."""
     tests = multiprocessing.parent_process()
     assert tests is not None
     tests.join()

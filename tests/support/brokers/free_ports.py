@@ -21,9 +21,9 @@ FIRST: Final = 10_000
 BLOCK: Final = 100
 BLOCKS: Final = 200
 STEP: Final = 10
-"""Between the ports of two regions of one ``meridian up``."""
+"""Distance between the ports of two regions of one ``meridian up``."""
 BROKER_STEP: Final = 2
-"""Between those of two brokers of a region."""
+"""Distance between the ports of two brokers of a region."""
 _held: Final[list[socket.socket]] = []
 _given: Final[set[int]] = set()
 """By ``free_base_port``: those of further brokers are in the columns of others."""
@@ -43,7 +43,7 @@ def free_base_port(regions: int, brokers: int = 1) -> int:
         if has_room and _given.isdisjoint(ports) and _are_free(*ports):
             _given.update(ports)
             return base
-    raise AssertionError("no block of ports has room for so many brokers")
+    raise AssertionError("no block of ports has room for that many brokers")
 
 
 def _each_column() -> Iterator[int]:
@@ -74,7 +74,7 @@ def _are_free(*ports: int) -> bool:
 
 @atexit.register
 def _give_back() -> None:
-    """An open socket found by the interpreter as it ends is reported among what went wrong in a run."""
+    """Close the sockets: the interpreter reports those still open at exit among a run's failures."""
     while _held:
         _held.pop().close()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume that fills up with messages and is emptied again. As a program: on the directory that is named."""
+"""A volume that fills up with messages and is emptied again. As a program, takes the directory as its argument."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def fill_and_empty(store: LocalLedgerStore) -> None:
 
 
 async def main(directory: str) -> None:
-    """On a volume that is small."""
+    """Run it on a small volume."""
     store = await LocalLedgerStore.start(directory, segment_bytes=SEGMENT_BYTES, checkpoint_bytes=2 * SEGMENT_BYTES)
     await fill_and_empty(store)
     await store.close()

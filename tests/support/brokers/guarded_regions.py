@@ -24,7 +24,7 @@ class Guarded:
     """Two regions that require tokens."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
-        """:param settings: besides those that tokens need."""
+        """:param settings: in addition to those that tokens need."""
         self.directory = directory
         self.keys = directory / "keys"
         self.keys.mkdir()
@@ -78,19 +78,19 @@ class Guarded:
         )
 
     def ask(self, path: str, token: str | None = None, method: str = "GET", *, of: str = "east") -> int:
-        """The status that a region answers with."""
+        """The HTTP status of a region's answer."""
         return self.answer(path, token, method, of=of).status
 
     def answer(
         self, path: str, token: str | None = None, method: str = "GET", body: Any = ..., *, of: str = "east"
     ) -> HttpAnswer:
-        """What a region answers."""
+        """A region's answer."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return http(method, self.brokers[of].admin_url + path, body, headers=headers)
 
 
 async def shown_by(port: int, token: str, *, can_refresh: bool = False) -> tuple[RawConnection, Any]:
-    """A connection that presented this token, and the answer."""
+    """Connect with this token; return the connection and the answer."""
     connection = RawConnection(*await asyncio.open_connection("127.0.0.1", port))
     flags = pb.FeatureFlags(supports_auth_refresh=can_refresh)
     shown = pb.CommandConnect(
@@ -105,14 +105,14 @@ def new_token(token: str) -> pb.CommandAuthResponse:
 
 
 def tokens_command(*arguments: str) -> str:
-    """What ``meridian tokens`` prints. Without a process of its own, which costs more than all that it does."""
+    """What ``meridian tokens`` prints, run in this process: starting one would cost more than the command itself."""
     made = CliRunner().invoke(tokens, arguments, catch_exceptions=False)
     assert made.exit_code == 0, made.output
     return made.stdout
 
 
 def guarded_regions(directory: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Guarded]:
-    """They run until the iterator goes on."""
+    """Regions that run until the iterator is resumed."""
     regions = Guarded(directory, settings)
     with contextlib.ExitStack() as stack:
         for broker in regions.brokers.values():

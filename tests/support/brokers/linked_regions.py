@@ -36,14 +36,14 @@ class Forwarder:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Connections break, and no new ones come up."""
+        """Connections break, and new ones fail."""
         self._is_cut.set()
         for one in list(self._open):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
     def fall_silent(self) -> None:
-        """Nothing passes any more, silently: connections stay open."""
+        """Silently forward nothing more; connections stay open."""
         self._flows.clear()
 
     def heal(self) -> None:
@@ -84,7 +84,7 @@ class Forwarder:
 
 
 class LinkedRegions:
-    """Brokers, one process each; what ``region_clients`` asks of regions."""
+    """Brokers, one process each: the `Regions` of ``region_clients``."""
 
     def __init__(
         self,
@@ -140,13 +140,13 @@ class LinkedRegions:
         return self._requests[name, other].port if (name, other) in self._requests else port
 
     def cut(self, dialler: str, to: str) -> None:
-        """``dialler`` cannot reach ``to`` any more; the other way is another link."""
+        """``dialler`` can no longer reach ``to``; the opposite direction is another link."""
         self._links[dialler, to].cut()
         if self._requests:
             self._requests[dialler, to].cut()
 
     def fall_silent(self, one: str, other: str) -> None:
-        """What either says does not arrive at the other, as where a network loses every packet."""
+        """Neither hears the other any more, as when a network loses every packet."""
         self._links[one, other].fall_silent()
         self._links[other, one].fall_silent()
 

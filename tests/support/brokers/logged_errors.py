@@ -28,19 +28,19 @@ class LoggedErrors(logging.Handler):
 
 
 def is_situation(error: BaseException) -> bool:
-    """Is it an error that was made for what happened?"""
+    """Whether the error is one of Meridian's own, which describe expected situations."""
     return type(error).__module__.startswith("meridian")
 
 
 def _is_from_a_closed_loop(text: str) -> bool:
-    """gRPC has one poller for all loops of a process. It may still call the loop of an earlier test, which is closed,
-    and then logs in whichever loop runs."""
+    """gRPC has one poller for all event loops of a process. It may still call the closed loop of an earlier test, and
+    then logs in whichever loop is running."""
     return "PollerCompletionQueue._handle_events" in text and "RuntimeError: Event loop is closed" in text
 
 
 @contextmanager
 def no_errors_but(expected: Iterable[str]) -> Iterator[None]:
-    """:raises AssertionError: a mistake was logged that has none of the expected texts."""
+    """:raises AssertionError: a programming error was logged that contains none of the expected texts."""
     logged, awaited = LoggedErrors(), list(expected)
     logging.getLogger().addHandler(logged)
     try:
@@ -48,4 +48,4 @@ def no_errors_but(expected: Iterable[str]) -> Iterator[None]:
     finally:
         logging.getLogger().removeHandler(logged)
     surprises = [one for one in logged.found if not any(text in one for text in awaited)]
-    assert not surprises, "logged, and nobody was told:\n" + "\n".join(surprises)
+    assert not surprises, "programming errors were logged:\n" + "\n".join(surprises)

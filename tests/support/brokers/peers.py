@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that connect as the broker of some region."""
+"""Connections of tests that act as the broker of a region."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SECRET = b"a secret that only these tests know"
 
 
 def identity(region: str, *secrets: bytes) -> PeerIdentity:
-    """A region that knows these secrets, or the one of the tests."""
+    """A region that knows these secrets, by default the tests' own."""
     return PeerIdentity(region, lambda: secrets or (SECRET,), os.urandom)
 
 
 def as_region(region: str, to: str, secret: bytes = SECRET, base: ClientOptions | None = None) -> ClientOptions:
-    """To connect as ``region`` to the region ``to``."""
+    """The client side of a connection from ``region`` to ``to``."""
     return peer_options(identity(region, secret), base).towards(to)
 
 
@@ -32,12 +32,12 @@ def now_ms() -> int:
 
 
 def calls_as(region: str, admin_url: str, secret: bytes = SECRET, tls: ContextSource | None = None) -> RegionCalls:
-    """The admin API at ``admin_url``, called as ``region``."""
+    """The admin API at ``admin_url``, called as region ``region``."""
     return RegionCalls(identity(region, secret), lambda _: ("", admin_url), tls, now_ms)
 
 
 async def status_as(region: str, to: str, admin_url: str, method: str, path: str, secret: bytes = SECRET) -> int:
-    """What ``to`` answers when ``region`` calls it."""
+    """The answer of ``to`` when ``region`` calls it."""
     status, _ = await calls_as(region, admin_url, secret).ask(to, method, path, seconds=30)
     return status
 
@@ -46,7 +46,7 @@ async def status_as(region: str, to: str, admin_url: str, method: str, path: str
 async def as_west(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """A server of a test that proves itself to be region ``us-west`` and takes calls of proven regions alone."""
+    """A test's server that authenticates as region ``us-west`` and accepts calls of authenticated regions only."""
     guard = request.app[GUARD]
     asked = guard.read(request.headers["Authorization"])
     assert request.headers["Authorization"].startswith(SCHEME)

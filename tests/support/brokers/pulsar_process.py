@@ -31,7 +31,7 @@ _OPENED: Final = (
     "java.management/sun.management",
     "jdk.management/com.sun.management.internal",
 )
-"""Packages that it reaches into."""
+"""Packages that Pulsar accesses by reflection."""
 _SMALL: Final = {
     "metadataStoreUrl": "",
     "configurationMetadataStoreUrl": "",
@@ -56,19 +56,19 @@ _SMALL: Final = {
 
 
 def jars() -> Path:
-    """Where they are, or would be; MERIDIAN_PULSAR names another place."""
+    """Where Pulsar's jars are, or would be; MERIDIAN_PULSAR overrides it."""
     return Path(os.environ.get("MERIDIAN_PULSAR") or JARS)
 
 
 def pulsar_missing() -> str | None:
-    """Why no Pulsar can run here; None when one can."""
+    """Why Pulsar cannot run here; None when it can."""
     if shutil.which("java") is None:
         return "java is not installed"
-    return None if any(jars().glob("pulsar-broker-*.jar")) else f"{jars()} holds no Pulsar: run scripts/pulsar"
+    return None if any(jars().glob("pulsar-broker-*.jar")) else f"Pulsar is not in {jars()}: run scripts/pulsar"
 
 
 def java(*options: str) -> list[str]:
-    """The command of one of its programs, but for the class and its arguments."""
+    """The command that runs one of its programs, without the class and its arguments."""
     options = ("-Xms256m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-Xshare:auto", *options)
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
     logs = ["-Dlog4j2.disable.jmx=true", f"-Dlog4j2.configurationFile={PULSAR / 'log4j2.xml'}"]
@@ -76,14 +76,14 @@ def java(*options: str) -> list[str]:
 
 
 class PulsarProcess(KilledAtExit):
-    """One cluster. It keeps its ports and its data over restarts. Use it as a context manager."""
+    """One cluster, whose ports and data survive restarts. Use it as a context manager."""
 
     def __init__(
         self, cluster: str, directory: Path, *, settings: Mapping[str, str] | None = None, token: str | None = None
     ) -> None:
         """
-        :param settings: more of them, by key.
-        :param token: shown with requests to its admin port.
+        :param settings: additional ones, by key.
+        :param token: sent with requests to its admin port.
         """
         self.cluster = cluster
         self.port, self.http_port, self._bookie_port = free_port(), free_port(), free_port()
@@ -96,7 +96,7 @@ class PulsarProcess(KilledAtExit):
 
     def start(self) -> Self:
         """Start it, and wait until it answers."""
-        assert self._process is None, f"{self.cluster} runs already"
+        assert self._process is None, f"{self.cluster} is already running"
         self._directory.mkdir(parents=True, exist_ok=True)
         chosen = {
             "clusterName": self.cluster,
@@ -140,7 +140,7 @@ class PulsarProcess(KilledAtExit):
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
-        """It keeps its connections, and does nothing."""
+        """SIGSTOP: its connections stay open, but nothing answers."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:

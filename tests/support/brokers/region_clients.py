@@ -30,7 +30,7 @@ class Regions(Protocol):
     """Running regions, however they were started."""
 
     def service_url(self, region: str) -> str:
-        """Where the region's broker speaks with clients."""
+        """The region's URL for clients."""
         ...
 
     def http(self, region: str, method: str, path: str) -> HttpAnswer:
@@ -44,14 +44,14 @@ def new_topic(name: str) -> str:
 
 
 def connect(url: str, seconds: int = PATIENCE_MS // 1000) -> pulsar.Client:
-    """A client that tells of errors only; what it asks for may take so long."""
+    """A client that logs errors only. :param seconds: timeout of its operations."""
     logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     return pulsar.Client(url, logger=logger, operation_timeout_seconds=seconds)
 
 
 @contextlib.contextmanager
 def connected(url: str, seconds: int = PATIENCE_MS // 1000) -> Iterator[pulsar.Client]:
-    """``connect``, and closed at the end."""
+    """Like ``connect``, but closed at the end."""
     made = connect(url, seconds)
     try:
         yield made
@@ -61,12 +61,12 @@ def connected(url: str, seconds: int = PATIENCE_MS // 1000) -> Iterator[pulsar.C
 
 
 def client(regions: Regions, region: str) -> contextlib.AbstractContextManager[pulsar.Client]:
-    """A client of one region, for as long as it is needed."""
+    """A client of one region, closed at the end."""
     return connected(regions.service_url(region))
 
 
 def numbered(numbers: Iterable[int]) -> list[bytes]:
-    """Bodies that say their number."""
+    """Bodies that are their numbers."""
     return [b"%d" % number for number in numbers]
 
 
@@ -114,12 +114,12 @@ def subscribe(
 
 
 def take(consumer: pulsar.Consumer, count: int) -> list[pulsar.Message]:
-    """So many messages, unacknowledged."""
+    """Receive ``count`` messages without acknowledging them."""
     return [consumer.receive(PATIENCE_MS) for _ in range(count)]
 
 
 def rest(consumer: pulsar.Consumer, *, acknowledge: bool = True) -> list[int]:
-    """The numbers of everything that comes until it is quiet, in the order of arrival."""
+    """The numbers of everything that arrives until it is quiet, in order of arrival."""
     found: list[int] = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
@@ -131,7 +131,7 @@ def rest(consumer: pulsar.Consumer, *, acknowledge: bool = True) -> list[int]:
 
 
 def drain(consumer: pulsar.Consumer, count: int = 0) -> list[bytes]:
-    """What has to come, so many, and everything else until it is quiet; acknowledged."""
+    """Receive and acknowledge the ``count`` expected messages, and everything else until it is quiet."""
     found: list[bytes] = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
@@ -142,7 +142,7 @@ def drain(consumer: pulsar.Consumer, count: int = 0) -> list[bytes]:
 
 
 def take_numbers(consumer: pulsar.Consumer, numbers: Iterable[int]) -> None:
-    """Exactly these come, each once, in whatever order; then nothing."""
+    """Exactly these arrive, each once, in any order; then nothing."""
     wanted = sorted(numbers)
     found = []
     for _ in wanted:
@@ -154,14 +154,14 @@ def take_numbers(consumer: pulsar.Consumer, numbers: Iterable[int]) -> None:
 
 
 def stored(regions: Regions, region: str, topic: str, count: int) -> list[int]:
-    """Waits until a region holds so many messages of a topic; says their numbers in its order."""
+    """Wait until a region stores ``count`` messages of a topic; return their numbers in its order."""
     with client(regions, region) as one:
         reader = one.create_reader(topic, pulsar.MessageId.earliest)
         return [int(reader.read_next(PATIENCE_MS).data()) for _ in range(count)]
 
 
 def stats(regions: Regions, region: str, topic: str) -> dict[str, Any]:
-    """A region's statistics of a topic; empty while it does not have the topic."""
+    """A topic's statistics in a region; empty while the topic does not exist there."""
     answer = regions.http(region, "GET", f"{topic_path(topic)}/stats")
     if answer.status == 404:
         return {}
@@ -171,11 +171,11 @@ def stats(regions: Regions, region: str, topic: str) -> dict[str, Any]:
 
 
 def backlog(regions: Regions, region: str, topic: str, name: str = "s") -> int | None:
-    """Messages a subscription still has to get in a region; None while it does not exist there."""
+    """A subscription's backlog in a region; None while it does not exist there."""
     subscription = stats(regions, region, topic).get("subscriptions", {}).get(name)
     return None if subscription is None else int(subscription["msgBacklog"])
 
 
 def wait_for_backlog(regions: Regions, region: str, topic: str, count: int, name: str = "s") -> None:
-    """Waits until a subscription's backlog in a region is exactly this."""
+    """Wait until a subscription's backlog in a region is exactly ``count``."""
     wait_until(lambda: backlog(regions, region, topic, name) == count, f"a backlog of {count} in {region}")

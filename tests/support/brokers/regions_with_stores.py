@@ -15,7 +15,7 @@ from support.brokers.free_ports import free_port
 def started(
     directory: Path, stores: Mapping[str, str | None], settings: Mapping[str, str], stack: contextlib.ExitStack
 ) -> dict[str, BrokerProcess]:
-    """All of them, healthy. ``stack`` ends them.
+    """Start all regions, and wait until they are healthy. ``stack`` ends them.
 
     :param stores: by region, the URL of its store; None: embedded.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds once a region was restored from an older copy (R5)."""
+"""What holds after a region was restored from an older copy (R5)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.brokers.region_clients import (
 
 
 def assert_restored(regions: Regions, names: Sequence[str], topic: str, what: str) -> None:
-    """Of 40 messages, those from 10 to 29 are acknowledged: all are everywhere; the others, and new ones, come once.
+    """Messages 10 to 29 of 40 are acknowledged: every region stores all 40; the others, and new ones, arrive once.
 
     :param what: what was restored.
     """

@@ -22,7 +22,7 @@ BUILT = Path(__file__).parents[3] / ".venv/libexec/versitygw"
 BUCKET = "messages"
 KEY, SECRET = "access-of-tests", "a-secret-of-tests"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
-"""What the environment of a client has."""
+"""The environment variables of a client."""
 
 
 @functools.cache
@@ -37,10 +37,10 @@ def _binary() -> str | None:
 
 
 class S3Server:
-    """With one bucket. ``kill`` and ``start`` again keep its objects and its address."""
+    """A server with one bucket. Its objects and address survive ``kill`` and ``start``."""
 
     def __init__(self, directory: Path, pair: Pair | None = None) -> None:
-        """:param pair: serve TLS with this certificate."""
+        """:param pair: the certificate to serve TLS with."""
         self._root, self._beside = directory / "buckets", directory / "beside"
         self._log = directory / "s3.log"
         self._pair = pair
@@ -58,7 +58,7 @@ class S3Server:
 
     @property
     def bucket(self) -> Path:
-        """Its objects are files here."""
+        """The directory where its objects are files."""
         return self._root / BUCKET
 
     @property
@@ -70,7 +70,7 @@ class S3Server:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """Of a broker that offloads to it."""
+        """Settings of a broker that offloads to it."""
         place = self.place
         return {
             "managedLedgerOffloadDriver": "S3",
@@ -110,7 +110,7 @@ class S3Server:
         return True
 
     def pause(self) -> None:
-        """SIGSTOP: it accepts connections, and does not answer."""
+        """SIGSTOP: the kernel accepts connections, but nothing answers."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

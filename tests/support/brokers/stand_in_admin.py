@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small admin server that records what it was asked and answers what the test says, and a run of the command line."""
+"""A small admin server that records requests and gives the test's answers, and a way to run the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meridian_broker.cli.programs import Sources, UpOptions
 
 @dataclass
 class Started:
-    """Replaces the composition root and records what it was told to start."""
+    """Replaces the composition root and records what it was asked to start."""
 
     sources: list[tuple[Sources, int | None]] = field(default_factory=list)
     options: list[UpOptions] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Started:
 
 @dataclass
 class AdminServer:
-    """Answers by ``METHOD path``; what has no answer is a 404."""
+    """Answers by ``METHOD path``; any other request gets a 404."""
 
     url: str = ""
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
@@ -53,13 +53,13 @@ class AdminServer:
     tokens: set[str | None] = field(default_factory=set)
 
     def changes(self) -> list[tuple[str, Any]]:
-        """What was asked to be changed, and the bodies."""
+        """Requests that change something, with their bodies."""
         return [(line, body) for line, body in self.asked if not line.startswith("GET ")]
 
 
 @contextmanager
 def serving() -> Iterator[AdminServer]:
-    """One on a free port."""
+    """A server on a free port."""
     book = AdminServer()
 
     class Handler(BaseHTTPRequestHandler):

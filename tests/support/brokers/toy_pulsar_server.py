@@ -87,7 +87,7 @@ class ToyServer:
         await self.until(lambda: not self.connections)
 
     def drop(self) -> None:
-        """End every connection, rudely."""
+        """Abort every connection."""
         for connection in self.connections:
             connection.transport.abort()
 
@@ -100,7 +100,7 @@ class ToyServer:
         return [command for command in self.received if command[0] == kind]
 
     def _connect(self, connection: ToyConnection, command: Any) -> None:
-        """Prove to be whichever region a peer wants, if this one is Meridian at all."""
+        """Authenticate as whichever region a peer wants, if this server poses as Meridian at all."""
         if command.message.auth_method_name != "meridian-peer" or not self.peer_version:
             self._connected(connection, command)
             return

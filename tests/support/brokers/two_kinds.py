@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker of either kind, Meridian or Apache Pulsar, and messages for it."""
+"""Messages for a broker of either kind, Meridian or Apache Pulsar."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def kill_etcds(data_dir: Path) -> None:
 
 
 def kill_bookies(data_dir: Path) -> None:
-    """They are told to stop when their supervisor is killed, but without an etcd they take minutes."""
+    """Brokers are told to stop when their supervisor is killed; without an etcd, that takes them minutes."""
     for file in data_dir.glob("*/bookies/bookie-*.conf"):
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -40,7 +40,7 @@ def kill_bookies(data_dir: Path) -> None:
 
 
 class UpProcess(RegionsProcess):
-    """One ``meridian up``. A broker that is brought back is no child of its supervisor."""
+    """One ``meridian up``. A broker that a test restarts is not a child of its supervisor."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class UpProcess(RegionsProcess):
         start_seconds: float = START_SECONDS,
     ) -> None:
         """
-        :param brokers: of each region.
-        :param options: more of them, as on the command line.
+        :param brokers: per region.
+        :param options: additional ones, as on the command line.
         """
         super().__init__(regions, data_dir, settings=settings, brokers=brokers)
         self._brokers_of_each = brokers
@@ -66,7 +66,7 @@ class UpProcess(RegionsProcess):
         self._process: Program | None = None
 
     def start(self) -> Self:
-        assert self._process is None, "the regions run already"
+        assert self._process is None, "the regions are already running"
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
         assignments = [part for assignment in self._assignments for part in ("--set", assignment)]
         command = [
@@ -105,7 +105,7 @@ class UpProcess(RegionsProcess):
         wait_until(lambda: not is_healthy(self.admin_url(region)), f"{region} to be gone")
 
     def stop(self) -> None:
-        """SIGTERM, and wait for the drain; fails when it did not end well, unless a broker was killed before."""
+        """SIGTERM, and wait for the drain; fails if it did not exit cleanly, unless a broker was killed before."""
         assert self._process is not None
         killed = bool(self._brokers)
         self._process.send_signal(signal.SIGTERM)
@@ -115,7 +115,7 @@ class UpProcess(RegionsProcess):
         assert killed or code == 0, f"exit code {code}:\n{self.log()}"
 
     def kill(self) -> None:
-        """End everything at once; brokers do not outlive their supervisor."""
+        """Kill everything; brokers do not outlive their supervisor."""
         for region in list(self._brokers):
             super().kill_region(region)
         if self._process is not None:

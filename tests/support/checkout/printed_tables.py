@@ -12,7 +12,7 @@ Action = TypeVar("Action", bound=Enum)
 
 
 def rows(text: str | None) -> list[list[str]]:
-    """The cells of the table in a docstring; its lines of ``=`` say where columns begin."""
+    """The cells of the table in a docstring; its lines of ``=`` mark where columns begin."""
     lines = (text or "").splitlines()
     rulers = [at for at, line in enumerate(lines) if line.startswith("===")]
     begins = [at for at, sign in enumerate(lines[rulers[0]]) if sign == "=" and lines[rulers[0]][at - 1 : at] != "="]
@@ -27,7 +27,7 @@ def rows(text: str | None) -> list[list[str]]:
 def transitions(
     text: str | None, state: type[State], event: type[Event], action: type[Action]
 ) -> dict[tuple[State, Event], tuple[State, Action]]:
-    """The transitions that a docstring's table prints: a column per state, a row per event, fields ``state: action``.
+    """The transitions in a docstring's table: a column per state, a row per event, cells ``state: action``.
 
     :raises AssertionError: an event has no row.
     """

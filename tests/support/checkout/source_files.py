@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of this checkout, for tests of the house."""
+"""The files of this checkout, for the house rules' tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 @functools.cache
 def files() -> list[Path]:
-    """What is in the repository or would be added to it, relative to its root."""
+    """Files that are tracked or not ignored, relative to the root of the repository."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

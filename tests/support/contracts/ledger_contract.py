@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every `LedgerStore` must do. A test module imports `LedgerContract` and gives it a store through a fixture.
+"""What every `LedgerStore` must do. A test module imports `LedgerContract` and provides a store as a fixture.
 
 The fixture ``ledgers`` is a `LedgerWorld`: it opens a store, and opens the same storage again after a clean close.
 """
@@ -26,7 +26,7 @@ EVERYTHING = 1 << 40
 
 
 class LedgerWorld(Protocol):
-    """One storage and the store that is open on it."""
+    """A storage, and the store that is open on it."""
 
     store: LedgerStore
 
@@ -35,12 +35,12 @@ class LedgerWorld(Protocol):
         ...
 
     def fail(self, is_failing: bool) -> None:
-        """From now on the storage fails whatever it can fail; or it is well again."""
+        """From now on, every storage operation that can fail does; or the storage is repaired."""
         ...
 
 
 class Readable(Protocol):
-    """As much of a store as reading takes."""
+    """The part of a store that readers need."""
 
     async def open(self, ledger_id: int) -> Reader: ...
 
@@ -66,7 +66,7 @@ async def append_all(writer: Writer, entries: list[bytes]) -> list[int]:
 
 
 async def append_one(writer: Writer, entry: bytes) -> int | LedgerError:
-    """Append one and return what its callback heard."""
+    """Append an entry, and return the result of its callback."""
     heard: asyncio.Future[int | LedgerError] = asyncio.get_running_loop().create_future()
     writer.append(entry, heard.set_result)
     return await heard

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File ports for the ledger engine: a disk that remembers every operation, one that refuses, one that fails at will.
+"""File ports for the ledger engine: a disk that records every operation, a full disk, a disk that fails on demand.
 
-`RecordingDisk` keeps files in memory and a journal of everything that was done to them. `crashed` builds, from the
-first N operations, what a disk may hold after the power failed at that moment: finished fdatasyncs count, everything
-else may be gone, torn at any byte, or (`Loss.SCATTERED`) there in part with holes of zeros before it, as pages are
-written in any order. Names count after a sync of the directory; of the later changes any number of the first may have
-made it.
+`RecordingDisk` keeps files in memory and a journal of all operations. `crashed` builds, from the first N operations,
+what a disk may hold after a power failure at that moment: data of finished fdatasyncs is there, everything else may be
+lost, torn at any byte, or (`Loss.SCATTERED`) there in part after holes of zeros, as pages are written in any order.
+Names are durable after a sync of the directory; of later changes, any number of the first may have survived.
 
-`FaultyDisk` stands before any other port, in memory or real, and answers with an error whenever its `fault` says so:
-reads, writes or both, of some files or of all, for as long as a test wants.
+`FaultyDisk` wraps any other port, in memory or real, and fails operations that its `fault` selects: reads, writes or
+both, of some files or of all, for as long as a test wants.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from meridian_broker.engines.local.files import AppendFile, FilePort, ReadFile
 
 
 class Loss(enum.Enum):
-    """What becomes of bytes that no finished fdatasync covers."""
+    """What happens to bytes that no finished fdatasync covers."""
 
-    ALL = "all of it is lost"
-    TORN = "it ends at any byte"
-    SCATTERED = "each write is there, torn or missing, whatever became of the others"
-    NONE = "all of it survives, as after a kill of the process"
+    ALL = "they are all lost"
+    TORN = "they end at any byte"
+    SCATTERED = "each write is there, torn or missing, independently of the others"
+    NONE = "they all survive, as after a kill of the process"
 
 
 @dataclass(slots=True)
@@ -138,14 +137,14 @@ class RecordingDisk:
             self.journal.append(Operation("sync", number))
 
     def forget(self, number: int) -> None:
-        """A sync failed: what waits for one will never be on the disk, though the page cache goes on showing it."""
+        """A sync failed: unsynced data never reaches the disk, though the page cache still shows it."""
         with self._mutex:
             self.journal.append(Operation("forget", number))
 
     # -- the crash -----------------------------------------------------------------------------------------------
 
     def crashed(self, operations: int, loss: Loss, rng: random.Random) -> dict[str, bytes]:
-        """What the disk holds when the power fails after so many operations."""
+        """What the disk holds when the power fails after the first ``operations``."""
         durable = [bytearray(content) for content in self._start]
         waiting: dict[int, list[bytes]] = {}
         names = dict(self._start_names)
@@ -180,7 +179,7 @@ class RecordingDisk:
         return {name: bytes(durable[number]) for name, number in names.items()}
 
     def killed(self, operations: int) -> RecordingDisk:
-        """The disk after the process was killed at that moment: the page cache survives, what is un-synced still is."""
+        """The disk after the process was killed at that moment: the page cache survives; unsynced data stays so."""
         disk = RecordingDisk()
         disk._start, disk._start_names = list(self._start), dict(self._start_names)
         disk.journal = self.journal[:operations]
@@ -235,7 +234,7 @@ def _survivors(writes: list[bytes], loss: Loss, rng: random.Random) -> bytes:
 
 
 class SmallDisk(RecordingDisk):
-    """A volume of so many bytes. Blocks are bytes here."""
+    """A volume of ``size`` bytes, with blocks of one byte."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -291,7 +290,7 @@ class _Read:
 
 
 class ColdDisk(RecordingDisk):
-    """The page cache is empty: every read has to wait for the disk."""
+    """The page cache is empty: every read waits for the disk."""
 
     def open(self, name: str) -> _Read:
         file = super().open(name)
@@ -300,7 +299,7 @@ class ColdDisk(RecordingDisk):
 
 
 class BadSector(RecordingDisk):
-    """A range of bytes, of all files, that cannot be read."""
+    """A range of bytes that cannot be read in any file."""
 
     bad: tuple[int, int] | None = None
 
@@ -329,7 +328,7 @@ class _BadRead(_Read):
 
 
 class RefusingDisk(RecordingDisk):
-    """A disk that is full: a write beyond ``room`` bytes stores a part and fails; a sync may be made to fail."""
+    """A full disk: a write beyond ``room`` bytes stores a part and fails; syncs and truncations can be made to fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,11 +367,11 @@ READS: Final = frozenset(("open", "read", "list"))
 WRITES: Final = frozenset(("create", "write", "sync", "truncate", "rename", "unlink", "sync directory"))
 
 Fault = Callable[[str, str], OSError | None]
-"""``fault(operation, file)``: how this operation fails; None: it does not. Called in the engine's threads, too."""
+"""``fault(operation, file)``: the error of this operation, or None. Called in the engine's threads, too."""
 
 
 def broken(operations: frozenset[str], code: int = errno.EIO, names: str = "") -> Fault:
-    """These operations fail, on files whose names end so."""
+    """These operations fail on files whose names end with ``names``."""
 
     def fault(operation: str, name: str) -> OSError | None:
         return OSError(code, os.strerror(code), name) if operation in operations and name.endswith(names) else None
@@ -381,14 +380,14 @@ def broken(operations: frozenset[str], code: int = errno.EIO, names: str = "") -
 
 
 class FaultyDisk:
-    """`FilePort` over another one. Locking and closing never fail."""
+    """A `FilePort` around another one. Locking and closing never fail."""
 
     def __init__(self, files: FilePort) -> None:
         self._files = files
         self._mutex = threading.Lock()
         self.fault: Fault | None = None
         self.operations = 0
-        """Counted, so that a test can draw the one at which trouble begins."""
+        """Counted, so that a test can draw the operation at which faults begin."""
         self.faults = 0
 
     def check(self, operation: str, name: str) -> None:

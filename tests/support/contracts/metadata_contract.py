@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every metadata store has to do. A test module derives a class and provides the fixture ``store``."""
+"""What every metadata store must do. A test module derives a class and provides the fixture ``store``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def begin(store: MetadataStore, prefix: str) -> AsyncIterator[list[Change]
 
 async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event to set
+        while not condition():  # noqa: ASYNC110 - no event announces the condition
             await asyncio.sleep(0.005)
 
 
@@ -302,7 +302,7 @@ class Watching:
         await end(narrow)
 
     async def test_a_scan_after_the_empty_list_and_the_changes_give_everything(self, store: MetadataStore) -> None:
-        """Writers run all the time; whoever watches, scans and applies what comes ends with the same tree."""
+        """While writers run, a client that watches, scans and applies changes ends with the same tree."""
         stop = asyncio.Event()
         counts = [0, 0, 0]
 
@@ -394,12 +394,12 @@ class Leasing:
         await lease.revoke()
 
     async def test_a_holder_that_stalls_loses_it(self, store: MetadataStore) -> None:
-        """Past ``valid_until`` it is over for good, also while the store itself would still let it be renewed."""
+        """After ``valid_until``, a lease is over for good, even if the store would still renew it."""
         lease = await store.lease(3)
         await store.put("/mine", b"", lease=lease.lease_id)
         watch = await begin(store, "/mine")
         stalled_until = lease.valid_until() + 0.05
-        while monotonic() < stalled_until:  # nothing of this process runs, as in a long garbage collection
+        while monotonic() < stalled_until:  # nothing in this process runs, as in a long garbage collection
             time.sleep(0.02)  # noqa: ASYNC251
         assert lease.valid_until() < monotonic()
         with pytest.raises(LeaseExpired):
@@ -424,4 +424,4 @@ class Closing:
 
 
 class MetadataStoreContract(ReadingAndWriting, Listing, Transactions, Watching, Leasing, Closing):
-    """All of it."""
+    """The whole contract."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers of one region that own bundles: the real rules on a real metadata store, with topics that are counted."""
+"""Brokers of one region that own bundles: the real rules on a real metadata store, with counted topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 
 BUNDLES = 4
 FLOOR = 100
-"""No term may have a fence of a time before there were terms."""
+"""Fences at or below it were used before terms existed; no term may have one."""
 
 
 def topics(count: int, namespace: str = "public/default") -> list[TopicName]:
@@ -25,8 +25,7 @@ def topics(count: int, namespace: str = "public/default") -> list[TopicName]:
 
 
 class CountedTopics:
-    """What is done to the topics of bundles. Opening and closing wait while ``may_open`` and
-    ``may_close`` are not set."""
+    """Records what happens to the topics of bundles. Opening waits for ``may_open``, closing for ``may_close``."""
 
     def __init__(self) -> None:
         self.gains: list[Bundle] = []
@@ -58,7 +57,7 @@ async def _floor() -> int:
 
 
 class BrokerOfTest:
-    """A broker's part in ownership. Whoever derives from it binds topics."""
+    """A broker's part in ownership. Subclasses bind topics."""
 
     def __init__(self, name: str, store: MetadataStore, lease_seconds: float) -> None:
         self.name = name
@@ -74,12 +73,12 @@ class BrokerOfTest:
         )
 
     async def owns(self, topic: TopicName) -> bool:
-        """Whether its topics may be opened here at this moment."""
+        """Whether this broker owns the topic's bundle, and so may open the topic."""
         return self.owner.term((await self.owner.bundles(topic.namespace_name)).of(topic)) is not None
 
 
 class OwningBroker(BrokerOfTest):
-    """With topics that are only counted."""
+    """A broker whose topics are only counted."""
 
     def __init__(self, name: str, store: MetadataStore, lease_seconds: float) -> None:
         super().__init__(name, store, lease_seconds)
@@ -89,7 +88,7 @@ class OwningBroker(BrokerOfTest):
 
 @contextlib.asynccontextmanager
 async def owning(name: str, store: MetadataStore, lease_seconds: float = 30.0) -> AsyncIterator[OwningBroker]:
-    """A broker that is alive until the end of the block, where it dies: it hands nothing over."""
+    """A broker that dies at the end of the block, without handing anything over."""
     broker = OwningBroker(name, store, lease_seconds)
     try:
         await broker.owner.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for brokers of a region on every metadata store that they share.
+"""What holds for brokers of a region on every metadata store that they can share.
 
 A test module derives a class and provides the fixture ``connect``, which connects a broker to the shared metadata.
 """
@@ -39,7 +39,7 @@ def _name(broker: BrokerRecord | None) -> str:
 
 
 class LosesAnswers:
-    """A store whose next transaction happens, but the answer is lost."""
+    """A store that commits the next transaction, but loses its answer."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -81,7 +81,7 @@ class OwningContract:
             names = [name for number in range(5) for name in topics(12, f"public/space-{number}")]
 
             async def looked_up(name: Any) -> str:
-                """As a client does that asks any broker and follows what it is told."""
+                """Look up like a client: ask any broker, and follow redirects."""
                 asked, authoritative = brokers[hash(name) % 3], False
                 while True:
                     found = await asked.owner.locate(name, authoritative=authoritative)
@@ -105,7 +105,7 @@ class OwningContract:
             before = store.asked
             await a.owner.take_vacant()
             assert len(a.owner.owned()) == MANY
-            assert store.asked - before == 2, "the first one, and all others that waited meanwhile"
+            assert store.asked - before == 2, "two transactions: the first bundle, then all that waited meanwhile"
 
     async def test_each_term_has_a_greater_fence(self, connect: Connect) -> None:
         async with owning("a", await connect()) as a, owning("b", await connect()) as b:
@@ -147,7 +147,7 @@ class OwningContract:
             assert b.owner.owned() == [FIRST]
 
     async def test_a_bundle_is_not_acquired_while_it_is_being_released(self, connect: Connect) -> None:
-        """The store still names this broker, but not for long."""
+        """The store names this broker, but only until the release ends."""
         store = AnswersLate(await connect())
         async with owning("a", store) as a:
             await a.owner.acquire(FIRST)
@@ -176,7 +176,7 @@ class OwningContract:
             assert fences == [FLOOR + 6]
 
     async def test_a_bundle_that_is_handed_over_is_never_free(self, connect: Connect) -> None:
-        """Nobody else can get in between, and the next owner need not claim it."""
+        """No other broker can take it in between, and the next owner need not claim it."""
         async with owning("a", await connect()) as a, owning("b", await connect()) as b:
             await wait_until(lambda: len(a.owner.view.brokers) == 2)
             before = await a.owner.acquire(FIRST)
@@ -210,7 +210,7 @@ class OwningContract:
             assert lease is not None
             await lease.revoke()
             await wait_until(lambda: a.owner.view.brokers.get(paths.broker("b")) != alive)
-            a.owner.view.brokers[paths.broker("b")] = alive  # it has not heard of that yet
+            a.owner.view.brokers[paths.broker("b")] = alive  # a has not heard of the lost lease yet
             a.topics.may_close.set()
             await giving
             async with owning("c", await connect()) as c:
@@ -237,7 +237,7 @@ class OwningContract:
             assert b.owner.owned() == []
 
     async def test_a_broker_that_stops_hands_over_a_few_bundles_at_a_time(self, connect: Connect) -> None:
-        """The others are served until the next owner has opened the topics of these."""
+        """The other bundles are served until the next owner has opened the topics of these."""
         async with owning("a", await connect()) as a, owning("b", await connect()) as b:
             await wait_until(lambda: len(a.owner.view.brokers) == 2)
             namespaces = ("public/default", "public/more", "public/most")
@@ -342,7 +342,7 @@ class OwningContract:
             a.owner.on_seen = lambda namespaces: told.append(a.owner.is_alive) if namespaces is None else None
             assert lease is not None
             await lease.revoke()
-            assert a.owner.term(FIRST) is None  # at once, whether or not anything was noticed
+            assert a.owner.term(FIRST) is None  # at once, even before the loss is noticed
             await wait_until(lambda: a.topics.dropped == [FIRST] and not a.owner.owned())
             await wait_until(lambda: a.owner._membership.lease not in (None, lease))
             assert False in told and a.owner.is_alive

@@ -23,7 +23,7 @@ TOKEN = "a-token"
 
 
 class ApiServer:
-    """The objects by path, and injected refusals."""
+    """Objects by path, and injected refusals."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
@@ -31,7 +31,7 @@ class ApiServer:
         self.refuses: Callable[[str, str], bool] = lambda _method, _path: False
 
     def config_maps(self) -> dict[str, Any]:
-        """By name."""
+        """ConfigMaps by name."""
         return {path.rpartition("/")[2]: one for path, one in self.objects.items() if "/configmaps/" in path}
 
     def answer(self, method: str, target: str, body: bytes, headers: Any) -> tuple[int, Any]:
@@ -42,7 +42,7 @@ class ApiServer:
         if method == "PATCH":
             query = parse_qs(urlsplit(target).query)
             assert headers["Content-Type"] == "application/apply-patch+yaml"
-            assert query["fieldManager"], "server-side apply wants a name"
+            assert query["fieldManager"], "server-side apply needs a field manager"
             if len(body) > REQUEST_BYTES:
                 return 413, {"message": "the request is too large"}
             told = json.loads(body)
@@ -67,7 +67,7 @@ class ApiServer:
 
 @contextmanager
 def serving(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ApiServer, Path]]:
-    """A server, and the directory of the service account that may speak with it."""
+    """A server, and the directory of the service account that may call it."""
     api = ApiServer()
     pair = Authority(directory).issue("api", "127.0.0.1")
 

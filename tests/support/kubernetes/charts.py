@@ -31,12 +31,12 @@ KINDS = {
     "v1": {"configmaps": "ConfigMap", "secrets": "Secret", "namespaces": "Namespace"},
     "apps/v1": {"statefulsets": "StatefulSet"},
 }
-"""What the stand-in for a cluster knows, by API and plural."""
+"""Kinds that the stand-in for a cluster knows, by API and plural."""
 
 
 @functools.cache
 def helm() -> str:
-    """Helm's program: that of the virtual environment, else the one on PATH. Without one the test is skipped."""
+    """Path of Helm: from the virtual environment, else from PATH. Without Helm, the test is skipped."""
     found = shutil.which("helm", path=str(Path(sys.executable).parent)) or shutil.which("helm")
     if found is None:
         pytest.skip("Helm is not installed, and its wheel does not exist for this platform: put helm on PATH")
@@ -44,7 +44,7 @@ def helm() -> str:
 
 
 def region_values(**more: Any) -> dict[str, Any]:
-    """Values of a region, its credentials made elsewhere: making certificates takes most of a render."""
+    """Values of a region with existing credentials: making certificates takes most of a render's time."""
     etcd = {"auth": {"existingSecret": "etcd-login"}, "tls": {"existingSecret": "etcd-tls"}}
     return merged({"region": {"name": "us-east"}, "etcd": etcd}, more)
 
@@ -83,14 +83,14 @@ def configuration(made: Rendered, directory: Path, *assignments: str) -> Setting
 def refusal(chart: str | Path, values: Values, *options: str, cluster: str | None = None) -> str:
     """The chart's error message for invalid values."""
     done = _run(chart, values, *options, cluster=cluster)
-    assert done.returncode != 0, f"it was rendered:\n{done.stdout[:2000]}"
+    assert done.returncode != 0, f"rendering succeeded:\n{done.stdout[:2000]}"
     return done.stderr
 
 
 def refusals_by_schema(chart: str, cases: Mapping[str, Values]) -> dict[str, str]:
-    """What the chart's schema says to each case, by name; nothing for one that it lets through.
+    """The schema's errors for each case, by name; empty for a case that it accepts.
 
-    All are looked at in one run: as parts of a chart that uses this one under many names.
+    One run checks all of them, as dependencies of a chart that uses this one under many aliases.
     """
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -132,7 +132,7 @@ def notes(chart: str, values: Values) -> str:
 
 @contextmanager
 def cluster_with(*objects: Any) -> Iterator[str]:
-    """The address of an API server that holds these objects and nothing else, as far as ``lookup`` asks."""
+    """The address of an API server with just these objects, as far as ``lookup`` can tell."""
     answers: dict[str, Any] = {
         "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
         "/api": {"kind": "APIVersions", "versions": ["v1"]},

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints docs/crd-mapping.md: which requests to a region each field of a specification changes.
 
-Nothing of it is written down by hand. Each field gets other values, and none; the operator plans for regions in several
-states, and its own client sends what was planned to a server that notes each request.
+Nothing is written by hand. Each field is given other values, and removed; the operator plans for regions in several
+states, and its own client sends the planned changes to a server that records each request.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ HEAD: Final = """\
 # Custom resources and the admin API
 
 The operator changes regions through their admin API only. For each field of a specification, the tables list the
-requests that depend on it: with another value, or without one, they are sent or left out, or have another body or path.
-A field on which no request depends has the reason that condition Ready gives instead: see
+requests that depend on it: with another value or none, they are sent or omitted, or have another body or path.
+For a field that no request depends on, they list the reasons of condition Ready that it leads to: see
 [Conditions of objects](operations.md#conditions-of-objects). What the fields mean is in the CRDs:
 `kubectl explain geotopic.spec`.
 """
@@ -57,11 +57,11 @@ TEMPLATES: Final = (
     (r"(?<=region=)\w+", "{region}"),
     (r"(/configuration/metadataSync\w+/).+", r"\1{value}"),
 )
-"""What in a path is of this one object, and what to call it."""
+"""Parts of a path that belong to the object of the example, and their placeholders."""
 QUOTAS: Final = {kind: {"policy": "producer_exception"} for kind in ("destination_storage", "message_age")}
 
 READ_BY_THE_VERIFIER: Final = ("ReplicatedSubscription", ("maxLag",))
-"""tests/unit/operator/test_fields.py shows that it does."""
+"""As tests/unit/operator/test_fields.py shows."""
 
 Sent = tuple[str, str, str]
 """Method, path and body of a request."""
@@ -69,7 +69,7 @@ Sent = tuple[str, str, str]
 
 @dataclass
 class Recorder:
-    """A region's admin API that notes what is asked of it, and has set every quota before."""
+    """A region's admin API that records requests, and in which every quota is set already."""
 
     sent: list[Sent] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class Recorder:
 
 
 class Requests:
-    """What the operator's client sends, a region's name before each."""
+    """Requests of the operator's client, each with its region's name."""
 
     def __init__(self, http: aiohttp.ClientSession, recorder: Recorder, url: str) -> None:
         self._recorder = recorder
@@ -87,7 +87,7 @@ class Requests:
         self._known: dict[str, list[Sent]] = {}
 
     async def of(self, changes: Sequence[Change]) -> list[tuple[str, Sent]]:
-        """To make these changes."""
+        """Requests that make these changes."""
         found = []
         for change in changes:
             key = repr(change)
@@ -99,7 +99,7 @@ class Requests:
         return found
 
     async def reading(self, kind: str) -> list[Sent]:
-        """To see what a region has of an object."""
+        """Requests that read an object's state in a region."""
         client, topic = self._clients[NAMES[0]], TopicName.parse(TOPIC)
         self._recorder.sent.clear()
         try:
@@ -108,12 +108,12 @@ class Requests:
             else:
                 await client.describe([Ask(topic, "billing" if kind == "ReplicatedSubscription" else None)])
         except (ValueError, KeyError):
-            pass  # the recorder answers nothing that a region would
+            pass  # the recorder's answers are not those of a region
         return list(self._recorder.sent)
 
 
 def shown(request: Sent) -> str:
-    """Verb and path, with names of what stands in it."""
+    """Method and path, with placeholders for names."""
     method, path, _ = request
     for pattern, name in TEMPLATES:
         path = re.sub(pattern, name, path)
@@ -143,13 +143,13 @@ async def rows(kind: str, requests: Requests) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an object led to in one state of the regions."""
+    """What an object caused in one state of the regions."""
 
     sent: Counter[tuple[str, Sent]]
     reason: str
-    """Of Ready."""
+    """Reason of condition Ready."""
     is_refused: bool
-    """The object itself is at fault, whatever the regions have."""
+    """The object itself is at fault, whatever the state of the regions."""
     is_wrong: bool
     """Something in a region is in the way."""
 
@@ -171,7 +171,7 @@ async def _seen(kind: str, spec: Spec, requests: Requests) -> list[Seen]:
 
 
 def _depending(was: Sequence[Seen], now: Sequence[Seen]) -> set[str]:
-    """The requests in which two objects differ. An object that is refused leads to none, which says nothing."""
+    """The requests in which two objects differ. A refused object has none, which proves nothing."""
     if any(one.is_refused for one in now):
         return set()
     found = {shown(request) for one in now for _, request in one.sent}
@@ -192,7 +192,7 @@ def _row(kind: str, path: Path, depending: Sequence[str], reasons: Sequence[str]
     if not told and (kind, path) == READ_BY_THE_VERIFIER:
         told = "none: `meridian verify` reads it"
     if not told:
-        raise SystemExit(f"crd-mapping: {kind}.{'.'.join(path)} leads to nothing")
+        raise SystemExit(f"crd-mapping: {kind}.{'.'.join(path)} has no effect")
     return f"| `{'.'.join(path)}` | {told} |"
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each field of a specification does: regions in several states, and what an object leads to in each of them.
+"""What each field of a specification does: what an object causes in each of several states of the regions.
 
-The fields are those of the CRDs, so that a new field is looked at without being listed here.
+The fields come from the CRDs, so that a new field is covered without being listed here.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SPECS: Final[dict[str, tuple[Spec, ...]]] = {
     "MetadataSyncPolicy": ({"regions": list(NAMES), "deletionPolicy": "Delete"},),
     "ShadowTopic": ({"source": TOPIC, "region": NAMES[0], "topic": f"{TOPIC}-view", "deletionPolicy": "Delete"},),
 }
-"""Of each kind, specifications that give a field what it needs beside it to mean something."""
+"""Per kind, specifications in which each field has the other fields that it needs to matter."""
 _TEXTS: Final = {
     "ShadowTopic.topic": [f"{OTHER_TOPIC}-view"],
     "topic": [OTHER_TOPIC],
@@ -82,13 +82,13 @@ _TEXTS: Final = {
     "duration": ["2h"],
     "size": ["2Gi"],
 }
-"""Other values of strings, by the field's name, with its kind where that matters, or by the kind of its pattern."""
+"""Other values of strings: by field name, by kind and field name, or by what the pattern describes."""
 
 Path = tuple[str, ...]
 
 
 def fields() -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Kind, path and schema of every field that is not made of others."""
+    """Kind, path and schema of every field that has no fields of its own."""
     for kind in KINDS:
         schema = document(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
         for path, one in _leaves(schema):
@@ -104,7 +104,7 @@ def _leaves(schema: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, dic
 
 
 def other_values(kind: str, path: Path, schema: dict[str, Any]) -> list[Any]:
-    """Two values or more, or one that no specification in ``SPECS`` has."""
+    """Two values or more, or one that occurs in no specification of ``SPECS``."""
     name = path[-1]
     if "enum" in schema:
         return list(schema["enum"])
@@ -123,7 +123,7 @@ def other_values(kind: str, path: Path, schema: dict[str, Any]) -> list[Any]:
 
 
 def has(spec: Spec, path: Path, schema: dict[str, Any], value: Any) -> bool:
-    """Is this the field's value, be it by default?"""
+    """Whether this is the field's value, explicitly or by default."""
     default = schema.get("default")
     there: Any = spec
     for name in path:
@@ -142,7 +142,7 @@ def with_value(spec: Spec, path: Path, value: Any) -> Spec:
 
 
 def without(spec: Spec, path: Path) -> Spec:
-    """A copy of the specification without one field, and without what was made of that field alone."""
+    """A copy of the specification without one field, and without parents that it leaves empty."""
     made = copy.deepcopy(spec)
     inside = [made]
     for name in path[:-1]:
@@ -156,16 +156,16 @@ def without(spec: Spec, path: Path) -> Spec:
 
 @dataclass
 class Witnessed:
-    """Regions in one state, and what is asked of them."""
+    """Regions in one state, and what was asked of them."""
 
     topic: TopicSeen | None = None
     subscription: SubscriptionSeen | None = None
     namespace_exists: bool = True
     sync: SyncSeen = field(default_factory=SyncSeen)
     topics: Mapping[str, TopicSeen] = field(default_factory=dict)
-    """Those that are not as ``topic``, by name."""
+    """Topics that differ from ``topic``, by name."""
     by_region: dict[str, TopicSeen] = field(default_factory=dict)
-    """Regions where the topic is not as ``topic``."""
+    """The topic in regions where it differs from ``topic``."""
     asked: list[Any] = field(default_factory=list)
     made: list[Change] = field(default_factory=list)
     away: frozenset[str] = frozenset()
@@ -235,14 +235,14 @@ _STATES: Final[tuple[dict[str, Any], ...]] = (
     {"topic": _SHADOW},
     {"topic": _MOVING, "subscription": _PLACE, "away": frozenset(NAMES[-1:])},
 )
-"""Of the regions; what a world is made with."""
+"""States of the regions: arguments of ``Witnessed``."""
 _STATUS: Final = {"managed": list(POLICIES), "silent": [{"name": NAMES[-1], "since": SINCE}]}
-"""Of an object that has set all policies, and whose last region has been silent for three hours."""
+"""Status of an object that has set all policies, and whose last region has been silent for three hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one object leads to in one state of the regions."""
+    """What one object causes in one state of the regions."""
 
     asked: list[Any]
     changes: list[Change]
@@ -255,13 +255,13 @@ class Effect:
 
     @property
     def told(self) -> tuple[Any, ...]:
-        """All of it that users and regions notice."""
+        """Everything that users and regions notice."""
         return self.asked, self.changes, self.conditions, self.answer.finalizers, self.answer.events
 
 
 async def effects(kind: str, spec: Spec) -> list[Effect]:
-    """What an object leads to in each state of the regions: when it is made, when it has set all policies, and when it
-    is deleted."""
+    """What an object causes in each state of the regions: when it is created, after it has set all policies, and when
+    it is deleted."""
     views = Views(
         geo_topics={},
         replicated_subscriptions={},

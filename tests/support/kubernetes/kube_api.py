@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stand-in for Kubernetes' API server as the operator uses it: lists, watches, patches, finalizers and so on.
 
-It runs on an event loop in its own thread. Tests call here what users do with ``kubectl``.
+It runs on an event loop in its own thread. Tests call its methods as users call ``kubectl``.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Key = tuple[str, str, str]
 
 
 class KubeApi:
-    """The objects, their history, and the requests."""
+    """Objects, their history, and requests."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, Object] = {}
         self.requests: list[tuple[str, str]] = []
-        """Method and path of everything but watches."""
+        """Method and path of every request but watches."""
         self.writes: list[tuple[str, str, float]] = []
         """Token, path and time (``time.monotonic``) of every write but those to Leases."""
         self.port = 0
@@ -58,7 +58,7 @@ class KubeApi:
         self._loop.close()
 
     def call(self, what: Coroutine[Any, Any, Any]) -> Any:
-        """Run something on the server's loop."""
+        """Run a coroutine on the server's loop."""
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(30)
 
     # -- what users do ---------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class KubeApi:
         self.call(self._create(plural, namespace, name, rest))
 
     def annotate(self, plural: str, name: str, namespace: str = "default", **annotations: str) -> None:
-        """``kubectl annotate``; underscores are hyphens."""
+        """``kubectl annotate``; underscores become hyphens."""
         found = {f"{GROUP}/{key.replace('_', '-')}": value for key, value in annotations.items()}
         self.call(self._patch((plural, namespace, name), {"metadata": {"annotations": found}}))
 
@@ -81,16 +81,16 @@ class KubeApi:
         self.call(self._delete((plural, namespace, name)))
 
     def lose(self, plural: str, name: str, namespace: str = "default") -> None:
-        """Remove the object without an event for watches."""
+        """Remove the object without sending watches an event."""
         self.objects.pop((plural, namespace, name))
 
     def get(self, plural: str, name: str, namespace: str = "default") -> Object | None:
-        """The object; None when there is none."""
+        """The object; None when it does not exist."""
         found = self.objects.get((plural, namespace, name))
         return copy.deepcopy(found)
 
     def condition(self, plural: str, name: str, kind: str = "Ready", namespace: str = "default") -> Object:
-        """A condition; empty when the object has none of that type."""
+        """A condition; empty when the object lacks it."""
         conditions = (self.get(plural, name, namespace) or {}).get("status", {}).get("conditions", ())
         found: Object = next((one for one in conditions if one["type"] == kind), {})
         return found
@@ -104,7 +104,7 @@ class KubeApi:
         ]
 
     def ever(self, plural: str, reason: str) -> set[str]:
-        """The objects of which Ready once had this reason."""
+        """Objects whose conditions have ever had this reason."""
         return {
             one["metadata"]["name"]
             for _, kind, one in list(self._log)
@@ -210,7 +210,7 @@ class KubeApi:
             meta = body["metadata"]
             name = meta.get("name") or f"{meta['generateName']}{len(self._log)}"
             if (plural, namespace, name) in self.objects:
-                raise web.HTTPConflict(text="there is one already")
+                raise web.HTTPConflict(text="the object already exists")
             return web.json_response(await self._create(plural, namespace, name, body), status=201)
         key = (plural, namespace, rest[0])
         if key not in self.objects:
@@ -228,7 +228,7 @@ class KubeApi:
         return response
 
     async def _tell(self, request: web.Request, parts: list[str], told: int, response: web.StreamResponse) -> None:
-        """Send every change after version ``told`` that was asked for."""
+        """Send every requested change after version ``told``."""
         while not self._closing:
             for change, kind, one in self._log[told:]:
                 told += 1
@@ -240,7 +240,7 @@ class KubeApi:
 
 
 def _asked(request: web.Request, parts: list[str], one: Object) -> bool:
-    """Is the object in the request's namespace, and does it match its selector (``LABEL in (VALUE,...)``)?"""
+    """Whether the object is in the request's namespace and matches its selector (``LABEL in (VALUE,...)``)."""
     if "namespaces" in parts and one["metadata"]["namespace"] != parts[parts.index("namespaces") + 1]:
         return False
     label, _, values = request.query.get("labelSelector", "").partition(" in ")
@@ -248,7 +248,7 @@ def _asked(request: web.Request, parts: list[str], one: Object) -> bool:
 
 
 def _merged(before: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     after = copy.deepcopy(before) if isinstance(before, dict) else {}
@@ -261,7 +261,7 @@ def _merged(before: Any, patch: Any) -> Any:
 
 
 def _check_status(kind: Kind, status: Object) -> None:
-    """Kubernetes drops what the schema does not know; that would be a mistake here."""
+    """Kubernetes drops fields that are not in the schema; here, they are errors."""
     known = {field.alias for field in kind.status.model_fields.values()}
     if status.keys() - known:
         raise web.HTTPUnprocessableEntity(text=f"unknown in the status of {kind.kind}: {status.keys() - known}")
@@ -274,7 +274,7 @@ def _resource(plural: str, kind: str, *, namespaced: bool = True) -> Object:
 
 
 def _discovery(path: str) -> Object | None:
-    """What kinds there are. kopf insists on namespaces and CRDs, though it is told not to look at them."""
+    """The known kinds. kopf insists on namespaces and CRDs, though it is told not to scan them."""
     own = [_resource(kind.plural, kind.kind) for kind in KINDS]
     own += [_resource(f"{kind.plural}/status", kind.kind) for kind in KINDS]
     core = [_resource(plural, plural[:-1].title()) for plural in CORE]

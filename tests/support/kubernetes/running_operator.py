@@ -27,16 +27,16 @@ from support.kubernetes.kube_api import KubeApi
 
 VERDICTS_NAMESPACE: Final = "meridian-verifier"
 _HANDLERS = watching
-"""Importing it registered them."""
+"""Importing ``watching`` registered the handlers."""
 
 
 @dataclass(slots=True)
 class NearWorld(World):
-    """Regions are where the test has them: there is no cluster DNS."""
+    """Regions are at the test's URLs, because there is no cluster DNS."""
 
     urls: Mapping[str, str] = field(default_factory=dict)
     seen: set[TopicName] = field(default_factory=set)
-    """Topics at which the operator has looked in the regions."""
+    """Topics that the operator has read in the regions."""
 
     async def see(self, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
         found = await World.see(self, names, topic, subscription)
@@ -48,12 +48,12 @@ class NearWorld(World):
 
 
 class RunningOperator:
-    """A context: the operator watches ``api`` inside of it.
+    """A context manager: inside, the operator watches ``api``.
 
     :param urls: region -> its admin API. May change while the operator runs.
     :param tenants: namespace -> tenants whose topics its objects may manage.
-    :param numbers_per_second: rate of status writes in which only numbers changed.
-    :param spread: from 0 to 1; when existing objects get their first look.
+    :param numbers_per_second: rate limit of status writes that change only numbers.
+    :param spread: from 0 to 1; when existing objects are first reconciled.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RunningOperator:
         return self._world.calls()
 
     def seen(self) -> int:
-        """Number of topics that it has looked at in the regions."""
+        """Number of topics that the operator has read in the regions."""
         return len(self._world.seen)
 
     def sweep(self) -> None:
@@ -95,7 +95,7 @@ class RunningOperator:
         asyncio.run_coroutine_threadsafe(self._desk.sweep(), self._loop).result(30)
 
     def stop(self) -> None:
-        """End it. Again: nothing."""
+        """Stop the operator; does nothing if it has stopped."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._desk.close(), self._loop).result(30)
         self._stop.set()

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 
 def topic_path(topic: str) -> str:
-    """Of a topic, in Pulsar's API."""
+    """Path of a topic in Pulsar's API."""
     return f"/admin/v2/{topic.replace('://', '/')}"
 
 
 def subscription_path(topic: str, subscription: str = "s") -> str:
-    """Of a subscription, in Meridian's own API."""
+    """Path of a subscription in Meridian's own API."""
     return f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/{subscription}"

@@ -20,7 +20,7 @@ ALONE: Final[Any] = (
     ("PUT", "/admin/v2/persistent/public/{t}/one", ...),
     ("PUT", "/admin/v2/persistent/public/{t}/two", ...),
 )
-"""A namespace of the exchange's own."""
+"""A namespace for one exchange."""
 EXISTS: Final = (("PUT", "/admin/v2/persistent/public/default/{t}", ...),)
 ABSENT: Final = (1 << 64) - 1
 LONG: Final = "persistent://public/default/{t}" + "x?" * 30

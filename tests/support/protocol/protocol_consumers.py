@@ -45,18 +45,18 @@ CONSUMERS: Final = (
         (subscribe(), subscribe(request=2)),
     ),
     Exchange(
-        "SUBSCRIBE to what is Exclusive",
+        "SUBSCRIBE to an Exclusive subscription",
         (subscribe(), subscribe(request=2, number=2), subscribe(request=3, on=1)),
     ),
     Exchange(
-        "SUBSCRIBE in another type",
+        "SUBSCRIBE with another type",
         (subscribe(kind=SUBSCRIBE.Shared), subscribe(request=2, number=2, kind=SUBSCRIBE.Failover)),
     ),
-    Exchange("SUBSCRIBE in a namespace that is not there", (subscribe(NOWHERE),)),
-    Exchange("SUBSCRIBE on a name that is none", (subscribe("persistent://{t}"),)),
-    Exchange("SUBSCRIBE where no topic is and none is made", (subscribe(force_topic_creation=False),)),
+    Exchange("SUBSCRIBE in a missing namespace", (subscribe(NOWHERE),)),
+    Exchange("SUBSCRIBE on an invalid name", (subscribe("persistent://{t}"),)),
+    Exchange("SUBSCRIBE to a missing topic without creating it", (subscribe(force_topic_creation=False),)),
     Exchange("SUBSCRIBE to a partitioned topic itself", (subscribe(),), PARTITIONED),
-    Exchange("SUBSCRIBE to a partition that is not there", (subscribe(TOPIC + "-partition-7"),), PARTITIONED),
+    Exchange("SUBSCRIBE to a missing partition", (subscribe(TOPIC + "-partition-7"),), PARTITIONED),
     Exchange("SUBSCRIBE without a name", (subscribe(subscription=""),)),
     Exchange("SUBSCRIBE with a slash in the name", (subscribe(subscription="a/b"),)),
     Exchange("SUBSCRIBE with a replicator's name", (subscribe(subscription="pulsar.repl.other"),)),
@@ -65,11 +65,11 @@ CONSUMERS: Final = (
         (subscribe(durable=False, start_message_id=EARLIEST), last_id()),
     ),
     Exchange(
-        "a reader by a durable subscription's name",
+        "a reader with a durable subscription's name",
         (subscribe(), close_consumer(), subscribe(request=3, number=2, durable=False, start_message_id=EARLIEST)),
     ),
     Exchange(
-        "a durable consumer by a reader's name",
+        "a durable consumer with a reader's name",
         (subscribe(durable=False, start_message_id=EARLIEST), subscribe(request=3, number=2)),
     ),
     Exchange(
@@ -80,7 +80,7 @@ CONSUMERS: Final = (
         ),
     ),
     Exchange(
-        "Key_Shared with ranges over each other",
+        "Key_Shared with overlapping ranges",
         (
             subscribe(kind=SUBSCRIBE.Key_Shared, keySharedMeta=ranges((0, 10))),
             subscribe(request=2, number=2, kind=SUBSCRIBE.Key_Shared, keySharedMeta=ranges((5, 20))),
@@ -95,17 +95,17 @@ CONSUMERS: Final = (
         ),
     ),
     Exchange("read_compacted on Shared", (subscribe(kind=SUBSCRIBE.Shared, read_compacted=True),)),
-    Exchange("FLOW for a consumer nobody has", (flow(),)),
+    Exchange("FLOW for an unknown consumer", (flow(),)),
     Exchange(
         "FLOW without permits",
         (subscribe(), flow(0)),
     ),
     Exchange(
-        "ACK for a consumer nobody has",
+        "ACK for an unknown consumer",
         (ack([(1, 1)], request=None), ack([(1, 1)])),
     ),
     Exchange(
-        "ACK of an entry nobody has",
+        "ACK of an unknown entry",
         (subscribe(kind=SUBSCRIBE.Shared), ack([(1 << 40, 1)])),
     ),
     Exchange(
@@ -113,7 +113,7 @@ CONSUMERS: Final = (
         (subscribe(kind=SUBSCRIBE.Shared), ack([])),
     ),
     Exchange(
-        "cumulative ACK of two",
+        "cumulative ACK of two entries",
         (subscribe(), ack([(1, 1), (1, 2)], kind=pb.CommandAck.Cumulative)),
     ),
     Exchange(
@@ -121,7 +121,7 @@ CONSUMERS: Final = (
         (subscribe(kind=SUBSCRIBE.Shared), ack([(1, 1)], kind=pb.CommandAck.Cumulative)),
     ),
     Exchange(
-        "cumulative ACK of an entry nobody has",
+        "cumulative ACK of an unknown entry",
         (subscribe(), ack([(1 << 40, 1)], kind=pb.CommandAck.Cumulative)),
     ),
     Exchange(
@@ -132,20 +132,20 @@ CONSUMERS: Final = (
         "ACK in a transaction",
         (subscribe(kind=SUBSCRIBE.Shared), ack([(1, 1)], txnid_most_bits=1, txnid_least_bits=1)),
     ),
-    Exchange("redelivery for a consumer nobody has", (redeliver(),)),
+    Exchange("redelivery for an unknown consumer", (redeliver(),)),
     Exchange(
-        "redelivery of what was sent",
+        "redelivery of delivered messages",
         (producer(), subscribe(request=2, kind=SUBSCRIBE.Shared), flow(), send(0), redeliver()),
     ),
     Exchange(
-        "redelivery of entries nobody has",
+        "redelivery of unknown entries",
         (subscribe(kind=SUBSCRIBE.Shared), redeliver(ids=[(1 << 40, 1)])),
     ),
     Exchange(
         "UNSUBSCRIBE",
         (subscribe(), unsubscribe(), unsubscribe(9)),
     ),
-    Exchange("UNSUBSCRIBE for a consumer nobody has", (unsubscribe(),)),
+    Exchange("UNSUBSCRIBE for an unknown consumer", (unsubscribe(),)),
     Exchange(
         "UNSUBSCRIBE with other consumers",
         (
@@ -175,16 +175,16 @@ CONSUMERS: Final = (
         "SEEK by time",
         (subscribe(), seek(message_publish_time=1)),
     ),
-    Exchange("SEEK for a consumer nobody has", (seek(message_id=EARLIEST),)),
+    Exchange("SEEK for an unknown consumer", (seek(message_id=EARLIEST),)),
     Exchange(
-        "SEEK to nowhere",
+        "SEEK without a position",
         (subscribe(), seek()),
     ),
     Exchange(
         "SEEK of a reader",
         (subscribe(durable=False, start_message_id=EARLIEST), seek(message_id=EARLIEST)),
     ),
-    Exchange("the last message for a consumer nobody has", (last_id(),)),
+    Exchange("the last message for an unknown consumer", (last_id(),)),
     Exchange(
         "the last message of an empty topic",
         (subscribe(), last_id()),
@@ -207,6 +207,6 @@ CONSUMERS: Final = (
         "CONSUMER_STATS",
         (subscribe(), stats()),
     ),
-    Exchange("CONSUMER_STATS for a consumer nobody has", (stats(),)),
-    Exchange("CLOSE_CONSUMER for a consumer nobody has", (close_consumer(),)),
+    Exchange("CONSUMER_STATS for an unknown consumer", (stats(),)),
+    Exchange("CLOSE_CONSUMER for an unknown consumer", (close_consumer(),)),
 )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges of commands with a broker: what is sent, what is answered, and whether the connection stays open.
+"""Exchanges of commands with a broker: requests, answers, and whether the connection stays open.
 
 An ``Exchange`` is a list of steps, each of which sends one command. Answers are recorded in a short form that keeps
 what a client acts on (type, error, ids) and omits what differs between runs (addresses, ledgers, texts). The same
-exchange runs against any broker that speaks the protocol. ``{t}`` in a name stands for a name of this run.
+exchange runs against any broker that speaks the protocol. ``{t}`` in a name stands for a part unique to the run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Say:
 
     data: Callable[[str], bytes]
     on: int = 0
-    """Which connection says it; answers are those that this connection hears."""
+    """Number of the connection that sends it and receives the answers."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Exchange:
     name: str
     steps: tuple[Say, ...]
     setup: tuple[tuple[str, str, Any], ...] = ()
-    """Admin requests before it: verb, path, body."""
+    """Admin requests before the first step: method, path, body."""
     connect: bool = True
 
 
 def say(kind: int, message: Any, on: int = 0) -> Say:
-    """``message``, with ``{t}`` in its names."""
+    """A step that sends ``message``, in whose strings ``{t}`` is replaced."""
 
     def encoded(unique: str) -> bytes:
         copy = type(message)()
@@ -75,7 +75,7 @@ def send(
     command: dict[str, Any] | None = None,
     on: int = 0,
 ) -> Say:
-    """SEND of one entry; ``damage``: its checksum is wrong; ``command``: more fields of the command."""
+    """SEND of one entry; ``damage``: with a wrong checksum; ``command``: more fields of the command."""
     fields: dict[str, Any] = {"producer_name": "p", "sequence_id": sequence_id, "publish_time": 1} | (metadata or {})
     body = build_body(pb.MessageMetadata(**fields).SerializeToString(), payload)
     if damage:
@@ -87,7 +87,7 @@ def send(
 
 
 class _Connection:
-    """Answers pings by itself: a broker that suspects a connection to be dead asks it."""
+    """Answers pings: a broker sends them on connections that may be dead."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
@@ -112,12 +112,12 @@ class _Connection:
         self.writer.close()
 
     async def next(self, seconds: float) -> Any:
-        """The next command, or None when the broker closed it. :raises TimeoutError: nothing came."""
+        """The next command, or None when the broker closed the connection. :raises TimeoutError: nothing arrived."""
         async with asyncio.timeout(seconds):
             return await self._heard.get()
 
     async def hear(self, wanted: int | None, quiet: float) -> list[str]:
-        """So many answers and then silence, or (``None``) whatever comes until it is quiet."""
+        """``wanted`` answers and then silence, or (``None``) whatever arrives until it is quiet."""
         found: list[str] = []
         ponged = False
         self.writer.write(encode.PING)
@@ -137,20 +137,20 @@ class _Connection:
 
 @dataclass(frozen=True)
 class Answers:
-    """To one step."""
+    """Answers to one step."""
 
     pulsars: list[str]
     ours: list[str]
-    """The same, but for the few places where this broker differs on purpose."""
+    """The same as Pulsar's, except where this broker differs on purpose."""
     reason: str
-    """Why it differs."""
+    """Why this broker's answer differs."""
 
 
 def read_answers(file: Path) -> dict[str, list[Answers]]:
-    """Answers by the exchange's name.
+    """Answers by name of the exchange.
 
-    The file has a paragraph per exchange: its name, a line per step, and where this broker differs a line ``here``
-    behind that of the step, with the reason after ``#``.
+    The file has a paragraph per exchange: its name, a line per step and, where this broker differs, a line ``here``
+    after it, with the reason after ``#``.
     """
     found: dict[str, list[Answers]] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -171,7 +171,7 @@ def _listed(text: str) -> list[str]:
 
 @dataclass
 class Broker:
-    """Where it listens, and how its admin API is asked."""
+    """A broker's address, and how to call its admin API."""
 
     host: str
     port: int
@@ -180,9 +180,9 @@ class Broker:
     _connections: dict[int, _Connection] = field(default_factory=dict)
 
     async def run(self, exchange: Exchange, expected: list[list[str]] | None = None) -> list[list[str]]:
-        """What each step was answered, in alphabetical order: what comes first is chance.
+        """Run the exchange; return the answers to each step, sorted, as their order is random.
 
-        :param expected: how many answers are waited for; without it, until there are no more for a while.
+        :param expected: the number of answers to wait for; None: wait until no more arrive for a while.
         """
         unique = f"x{next(_numbers)}-{id(self) & 0xFFFFFF:x}"
         for verb, path, body in exchange.setup:
@@ -213,7 +213,7 @@ class Broker:
 
 
 def describe(command: Any) -> str:
-    """What a client would act on."""
+    """The parts that a client would act on."""
     kind, message = command[0], command[1]
     name = T.Type.Name(kind)
     if kind == T.MESSAGE:

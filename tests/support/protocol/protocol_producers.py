@@ -28,34 +28,36 @@ SCHEMAS: Final = (
         "GET_SCHEMA of a topic without one",
         (producer(), schema()),
     ),
-    Exchange("GET_SCHEMA of a topic that is not there", (schema(),)),
+    Exchange("GET_SCHEMA of a missing topic", (schema(),)),
     Exchange("GET_SCHEMA with an empty version", (add_schema(avro(AVRO_INT)), schema(schema_version=b"")), EXISTS),
     Exchange(
         "GET_SCHEMA of a version",
         (add_schema(avro(AVRO_INT)), schema(schema_version=bytes(8)), schema(schema_version=bytes(7) + b"\5")),
         EXISTS,
     ),
-    Exchange("GET_SCHEMA of a name that is none", (schema("persistent://{t}"),)),
-    Exchange("GET_OR_CREATE_SCHEMA of a topic that is not there", (add_schema(avro(AVRO_INT)),)),
+    Exchange("GET_SCHEMA of an invalid name", (schema("persistent://{t}"),)),
+    Exchange("GET_OR_CREATE_SCHEMA of a missing topic", (add_schema(avro(AVRO_INT)),)),
     Exchange("GET_OR_CREATE_SCHEMA twice", (add_schema(avro(AVRO_INT)), add_schema(avro(AVRO_INT))), EXISTS),
     Exchange(
-        "GET_OR_CREATE_SCHEMA that does not fit", (add_schema(avro(AVRO_INT)), add_schema(avro(AVRO_TEXT))), EXISTS
+        "GET_OR_CREATE_SCHEMA with an incompatible schema",
+        (add_schema(avro(AVRO_INT)), add_schema(avro(AVRO_TEXT))),
+        EXISTS,
     ),
-    Exchange("GET_OR_CREATE_SCHEMA that is none", (add_schema(avro(b"nonsense")),), EXISTS),
+    Exchange("GET_OR_CREATE_SCHEMA with an invalid schema", (add_schema(avro(b"nonsense")),), EXISTS),
     Exchange(
         "a producer with a schema",
         (producer(schema=STRING), schema()),
     ),
     Exchange(
-        "a producer whose schema does not fit",
+        "a producer with an incompatible schema",
         (producer(schema=avro(AVRO_INT)), producer(request=2, number=2, producer_name="q", schema=avro(AVRO_TEXT))),
     ),
     Exchange(
-        "a consumer whose schema does not fit",
+        "a consumer with an incompatible schema",
         (producer(schema=avro(AVRO_INT)), subscribe(request=2, schema=avro(AVRO_TEXT))),
     ),
     Exchange(
-        "a producer without a schema where there is one",
+        "a producer without a schema on a topic with one",
         (producer(schema=avro(AVRO_INT)), producer(request=2, number=2, producer_name="q")),
     ),
 )
@@ -84,11 +86,11 @@ PRODUCERS: Final = (
             producer(request=2, epoch=3, user_provided_producer_name=False, on=1),
         ),
     ),
-    Exchange("PRODUCER in a namespace that is not there", (producer(NOWHERE),)),
-    Exchange("PRODUCER on a name that is none", (producer("persistent://{t}"),)),
+    Exchange("PRODUCER in a missing namespace", (producer(NOWHERE),)),
+    Exchange("PRODUCER on an invalid name", (producer("persistent://{t}"),)),
     Exchange("PRODUCER on a partitioned topic itself", (producer(),), PARTITIONED),
     Exchange("PRODUCER on a partition", (producer(TOPIC + "-partition-1"),), PARTITIONED),
-    Exchange("PRODUCER on a partition that is not there", (producer(TOPIC + "-partition-7"),), PARTITIONED),
+    Exchange("PRODUCER on a missing partition", (producer(TOPIC + "-partition-7"),), PARTITIONED),
     Exchange("PRODUCER on a partition's name without a topic", (producer(TOPIC + "-partition-0"),)),
     Exchange("PRODUCER with a replicator's name", (producer(producer_name="pulsar.repl.other"),)),
     Exchange("PRODUCER that encrypts", (producer(encrypted=True),)),
@@ -107,7 +109,7 @@ PRODUCERS: Final = (
         (producer(producer_access_mode=pb.Exclusive), producer(request=2, number=2, producer_name="q")),
     ),
     Exchange(
-        "WaitForExclusive waits and comes in",
+        "WaitForExclusive waits and is admitted",
         (
             producer(),
             producer(request=2, number=2, producer_name="q", producer_access_mode=pb.WaitForExclusive),
@@ -124,25 +126,25 @@ PRODUCERS: Final = (
         ),
     ),
     Exchange(
-        "ExclusiveWithFencing sends the others away",
+        "ExclusiveWithFencing fences the others",
         (
             producer(),
             producer(request=2, producer_name="q", producer_access_mode=pb.ExclusiveWithFencing, on=1),
             send(0),
         ),
     ),
-    Exchange("CLOSE_PRODUCER of an id nobody has", (close_producer(),)),
-    Exchange("SEND for a producer nobody has", (send(0),)),
+    Exchange("CLOSE_PRODUCER of an unknown id", (close_producer(),)),
+    Exchange("SEND for an unknown producer", (send(0),)),
     Exchange(
         "SEND after CLOSE_PRODUCER",
         (producer(), close_producer(), send(0)),
     ),
     Exchange(
-        "SEND that was damaged",
+        "SEND with a wrong checksum",
         (producer(), send(0, damage=True), send(1)),
     ),
     Exchange(
-        "SEND with another's name in its metadata",
+        "SEND with another producer's name in its metadata",
         (producer(), send(0, metadata={"producer_name": "z"})),
     ),
     Exchange(
@@ -162,7 +164,7 @@ PRODUCERS: Final = (
         ),
     ),
     Exchange(
-        "SEND with a place of its own",
+        "SEND with a message id",
         (producer(), send(0, command={"message_id": pb.MessageIdData(ledgerId=1, entryId=1)})),
     ),
     Exchange(

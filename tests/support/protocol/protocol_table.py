@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchanges of ``protocol_answers.txt``: every command, used correctly and incorrectly.
 
-One line each: a name that describes the situation, and the steps. Requests are numbered in the order they are made.
+Each has a name that describes the situation, and steps. Requests are numbered in the order of their creation.
 """
 
 from __future__ import annotations
@@ -59,29 +59,33 @@ HANDSHAKE: Final = (
         connect=False,
     ),
     Exchange("CONNECT twice", (say(T.CONNECT, HELLO),)),
-    Exchange("a PONG nobody asked for", (say(T.PONG, pb.CommandPong()),)),
+    Exchange("an unsolicited PONG", (say(T.PONG, pb.CommandPong()),)),
     Exchange("SUCCESS from a client", (say(T.SUCCESS, pb.CommandSuccess(request_id=1)),)),
     Exchange("ERROR from a client", (say(T.ERROR, pb.CommandError(request_id=1, error=1, message="m")),)),
     Exchange("AUTH_RESPONSE without a challenge", (say(T.AUTH_RESPONSE, pb.CommandAuthResponse()),)),
-    Exchange("a command that brokers say", (say(T.REACHED_END_OF_TOPIC, pb.CommandReachedEndOfTopic(consumer_id=1)),)),
+    Exchange(
+        "a command that only brokers send", (say(T.REACHED_END_OF_TOPIC, pb.CommandReachedEndOfTopic(consumer_id=1)),)
+    ),
     Exchange("a command without a type", (Say(lambda _: b"\0\0\0\4\0\0\0\0"),)),
     Exchange("a frame of nonsense", (Say(lambda _: b"\0\0\0\x08\0\0\0\4\xff\xff\xff\xff"),)),
-    Exchange("a frame larger than any", (Say(lambda _: b"\x7f\0\0\0\0\0\0\4"),)),
+    Exchange("a frame larger than the limit", (Say(lambda _: b"\x7f\0\0\0\0\0\0\4"),)),
 )
 
 LOOKUPS: Final = (
-    Exchange("LOOKUP of a topic that is not there", (lookup(),)),
-    Exchange("LOOKUP in a namespace that is not there", (lookup(NOWHERE),)),
-    Exchange("LOOKUP of a tenant that is not there", (lookup("persistent://nobody/default/{t}"),)),
-    Exchange("LOOKUP of a name that is none", (lookup("persistent://{t}"), lookup("what://a/b/{t}", 2))),
-    Exchange("LOOKUP with a listener nobody has", (lookup(advertised_listener_name="other"),)),
+    Exchange("LOOKUP of a missing topic", (lookup(),)),
+    Exchange("LOOKUP in a missing namespace", (lookup(NOWHERE),)),
+    Exchange("LOOKUP in a missing tenant", (lookup("persistent://nobody/default/{t}"),)),
+    Exchange("LOOKUP of an invalid name", (lookup("persistent://{t}"), lookup("what://a/b/{t}", 2))),
+    Exchange("LOOKUP with an unknown listener", (lookup(advertised_listener_name="other"),)),
     Exchange("LOOKUP of a partition", (lookup(TOPIC + "-partition-1"),), PARTITIONED),
     Exchange("LOOKUP of a non-persistent topic", (lookup(VOLATILE),)),
     Exchange(
-        "partitions of a topic that is made by asking",
+        "partitions of a topic that the request creates",
         (partitions(), partitions(request=2, metadata_auto_creation_enabled=False)),
     ),
-    Exchange("partitions of a topic that is not made by asking", (partitions(metadata_auto_creation_enabled=False),)),
+    Exchange(
+        "partitions of a topic that the request does not create", (partitions(metadata_auto_creation_enabled=False),)
+    ),
     Exchange(
         "partitions of a partitioned topic",
         (partitions(), partitions(TOPIC + "-partition-1", 2), partitions(TOPIC + "-partition-7", 3)),
@@ -91,32 +95,32 @@ LOOKUPS: Final = (
         "partitions of a partition's name without a topic",
         (partitions(TOPIC + "-partition-1", metadata_auto_creation_enabled=False),),
     ),
-    Exchange("partitions in a namespace that is not there", (partitions(NOWHERE),)),
-    Exchange("partitions of a name that is none", (partitions("persistent://{t}"),)),
+    Exchange("partitions in a missing namespace", (partitions(NOWHERE),)),
+    Exchange("partitions of an invalid name", (partitions("persistent://{t}"),)),
     Exchange(
         "partitions of a non-persistent topic",
         (partitions(VOLATILE), partitions(VOLATILE, 2, metadata_auto_creation_enabled=False)),
     ),
     Exchange(
-        "partitions of a non-persistent topic not made by asking",
+        "partitions of a non-persistent topic that the request does not create",
         (partitions(VOLATILE, metadata_auto_creation_enabled=False),),
     ),
     Exchange("partitions of a partitioned non-persistent topic", (partitions(VOLATILE),), VOLATILE_PARTITIONED),
     Exchange(
-        "topics of a namespace that match", (topics(), topics("public/default/{t}", 2), topics(TOPIC + "z", 3)), EXISTS
+        "topics of a namespace by pattern", (topics(), topics("public/default/{t}", 2), topics(TOPIC + "z", 3)), EXISTS
     ),
     Exchange("topics with their partitions", (topics(),), PARTITIONED),
     Exchange(
-        "topics by a part of their name only",
+        "topics by a part of their name",
         (topics("{t}"), topics("persistent://public/default/{t}$", 2), topics("^persistent://public/default/{t}", 3)),
         EXISTS,
     ),
-    Exchange("topics of a namespace that is not there", (topics(namespace="public/nowhere"),)),
+    Exchange("topics of a missing namespace", (topics(namespace="public/nowhere"),)),
     Exchange(
-        "topics of a namespace that is no name", (topics(namespace="nowhere"), topics(namespace="a/b/c/d", request=2))
+        "topics of an invalid namespace name", (topics(namespace="nowhere"), topics(namespace="a/b/c/d", request=2))
     ),
-    Exchange("topics by a pattern that is none", (topics("public/{t}/one(", namespace="public/{t}"),), ALONE),
-    Exchange("topics by a pattern of other engines", (topics("public/{t}/(?!a)one", namespace="public/{t}"),), ALONE),
+    Exchange("topics by an invalid pattern", (topics("public/{t}/one(", namespace="public/{t}"),), ALONE),
+    Exchange("topics by a pattern that RE2 lacks", (topics("public/{t}/(?!a)one", namespace="public/{t}"),), ALONE),
     Exchange("topics by a long pattern", (topics("public/{t}/one" + "x?" * 30, namespace="public/{t}"),), ALONE),
     Exchange("topics without a pattern", (topics(None, namespace="public/{t}"),), ALONE),
     Exchange(
@@ -142,18 +146,18 @@ LOOKUPS: Final = (
         "a watcher does not hear of a non-persistent topic",
         (watch("public/default/{t}"), subscribe(VOLATILE, request=2)),
     ),
-    Exchange("a watcher's id twice", (watch(), watch(request=2), watch(TOPIC + "z", request=3)), EXISTS),
-    Exchange("a watcher of a namespace that is not there", (watch(namespace="public/nowhere"),)),
-    Exchange("a watcher of a namespace that is no name", (watch(namespace="nowhere"),)),
+    Exchange("a watcher with the same id again", (watch(), watch(request=2), watch(TOPIC + "z", request=3)), EXISTS),
+    Exchange("a watcher of a missing namespace", (watch(namespace="public/nowhere"),)),
+    Exchange("a watcher of an invalid namespace name", (watch(namespace="nowhere"),)),
     Exchange("a watcher with a long pattern", (watch(LONG),)),
-    Exchange("a watcher with a pattern that is none", (watch("public/default/("),)),
-    Exchange("a watcher that nobody has is closed", (unwatch(),)),
+    Exchange("a watcher with an invalid pattern", (watch("public/default/("),)),
+    Exchange("an unknown watcher is closed", (unwatch(),)),
 )
 
 
 VOLATILES: Final = (
     Exchange(
-        "a non-persistent message to who listens",
+        "a non-persistent message to a consumer",
         (
             producer(VOLATILE),
             subscribe(VOLATILE, 2),
@@ -173,18 +177,19 @@ VOLATILES: Final = (
         (producer(VOLATILE), subscribe(VOLATILE, 2), send(0), flow(), send(1)),
     ),
     Exchange(
-        "SUBSCRIBE to a non-persistent topic in a namespace that is not there",
+        "SUBSCRIBE to a non-persistent topic in a missing namespace",
         (subscribe("non-persistent://public/nowhere/{t}"),),
     ),
     Exchange(
-        "SUBSCRIBE to a non-persistent topic that is not made", (subscribe(VOLATILE, force_topic_creation=False),)
+        "SUBSCRIBE to a missing non-persistent topic without creating it",
+        (subscribe(VOLATILE, force_topic_creation=False),),
     ),
     Exchange(
         "SUBSCRIBE to a non-persistent topic twice",
         (subscribe(VOLATILE), subscribe(VOLATILE, 2, 2)),
     ),
     Exchange(
-        "SUBSCRIBE to a non-persistent topic in another type",
+        "SUBSCRIBE to a non-persistent topic with another type",
         (subscribe(VOLATILE, kind=SUBSCRIBE.Shared), subscribe(VOLATILE, 2, 2, kind=SUBSCRIBE.Failover)),
     ),
     Exchange(
@@ -231,7 +236,7 @@ VOLATILES: Final = (
         (producer(VOLATILE, producer_access_mode=pb.Exclusive), producer(VOLATILE, 2, 2, producer_name="q")),
     ),
     Exchange(
-        "the same name on a non-persistent topic",
+        "the same producer name on a non-persistent topic",
         (producer(VOLATILE), producer(VOLATILE, 2, 2)),
     ),
     Exchange(
@@ -244,7 +249,7 @@ VOLATILES: Final = (
         VOLATILE_PARTITIONED,
     ),
     Exchange(
-        "a damaged message on a non-persistent topic",
+        "a message with a wrong checksum on a non-persistent topic",
         (producer(VOLATILE), send(0, damage=True)),
     ),
 )

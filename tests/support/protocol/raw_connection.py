@@ -19,13 +19,13 @@ T = pb.BaseCommand
 
 
 def batch_of(payload: bytes, count: int) -> bytes:
-    """The payload of a batch of so many equal messages."""
+    """The payload of a batch of ``count`` equal messages."""
     single = pb.SingleMessageMetadata(payload_size=len(payload)).SerializeToString()
     return (len(single).to_bytes(4, "big") + single + payload) * count
 
 
 class RawConnection:
-    """Sends commands, and keeps received ones until asked for."""
+    """Sends commands, and keeps received commands until the test asks for them."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -40,8 +40,8 @@ class RawConnection:
     ) -> Self:
         """Connect to loopback and shake hands.
 
-        :param receive_bytes: size of the kernel's buffer for what is not read yet; None: the kernel chooses.
-        :param names_sources: as the replicator of a region of Apache Pulsar that stamps source positions.
+        :param receive_bytes: size of the kernel's receive buffer; None: the kernel's choice.
+        :param names_sources: connect like a replicator of an Apache Pulsar region that stamps source positions.
         """
         wire = socket.socket()
         wire.setblocking(False)
@@ -65,17 +65,17 @@ class RawConnection:
         self._writer.write(encode.simple(kind, message))
 
     def write(self, data: bytes) -> None:
-        """Commands made elsewhere."""
+        """Send encoded commands."""
         self._writer.write(data)
 
     async def hear(self, kind: int) -> Any:
-        """The next thing said, which is of that type."""
+        """The next command, which must be of this type."""
         command = await self.hear_any()
         assert command[0] == kind, command
         return command.message
 
     async def hear_any(self) -> Any:
-        """The next command. Pings are answered by the way."""
+        """The next command. Pings are answered meanwhile."""
         async with asyncio.timeout(60):
             while not self._heard:
                 data = await self._read(1 << 16)
@@ -88,12 +88,12 @@ class RawConnection:
         return command
 
     async def ended(self) -> bool:
-        """Did the broker close it without another command?"""
+        """Whether the broker closed the connection without another command."""
         async with asyncio.timeout(60):
             return not self._heard and not await self._read(1)
 
     async def _read(self, size: int) -> bytes:
-        """Nothing once the broker closed it: with a reset, if it had not read all that was sent."""
+        """Empty once the broker closed the connection, with a reset if it had not read everything that was sent."""
         try:
             return await self._reader.read(size)
         except ConnectionResetError:
@@ -117,7 +117,7 @@ class RawConnection:
     # -- producers
 
     def ask_producer(self, topic: str, producer_id: int = 1, **fields: Any) -> int:
-        """PRODUCER; says the id of the request."""
+        """Send PRODUCER; return the id of the request."""
         request = next(self._requests)
         self.say(T.PRODUCER, pb.CommandProducer(topic=topic, producer_id=producer_id, request_id=request, **fields))
         return request
@@ -142,7 +142,7 @@ class RawConnection:
         highest: int | None = None,
         chunk: tuple[int, int] | None = None,
     ) -> None:
-        """SEND of one entry, a batch of ``messages`` times the payload. ``chunk``: which of how many."""
+        """SEND of one entry, with the payload ``messages`` times. ``chunk``: its number, and the number of chunks."""
         metadata = pb.MessageMetadata(producer_name=name, sequence_id=sequence_id, publish_time=1_700_000_000_000)
         if messages > 1:
             metadata.num_messages_in_batch = messages
@@ -158,7 +158,7 @@ class RawConnection:
             self._writer.write(part)
 
     def send_at_once(self, name: str, payloads: Sequence[bytes]) -> None:
-        """SENDs of sequence ids from 0 on that leave in one write, so that the broker meets them in one read."""
+        """SENDs of sequence ids from 0 on in one write, so that the broker gets them in one read."""
         frames = bytearray()
         for number, payload in enumerate(payloads):
             metadata = pb.MessageMetadata(producer_name=name, sequence_id=number, publish_time=1_700_000_000_000)
@@ -167,11 +167,11 @@ class RawConnection:
         self._writer.write(frames)
 
     def send_body(self, sequence_id: int, body: bytes, producer_id: int = 1) -> None:
-        """SEND of an entry made elsewhere."""
+        """SEND of an encoded entry."""
         for part in encode.send(producer_id, sequence_id, body):
             self._writer.write(part)
 
     async def receipt(self) -> tuple[int, bool]:
-        """Sequence id of the next receipt, and whether it says that something was stored."""
+        """Sequence id of the next receipt, and whether it reports a stored entry."""
         receipt = await self.hear(T.SEND_RECEIPT)
         return receipt.sequence_id, receipt.message_id.ledgerId != (1 << 64) - 1

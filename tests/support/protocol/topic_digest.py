@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hash of a list of topics, at once."""
+"""The hash of a whole list of topics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meridian_broker.topics.directory.patterns import Digest
 
 
 def digest(topics: Iterable[str]) -> str:
-    """By which clients tell whether a list is the one they know."""
+    """The hash by which clients recognise a list that they have."""
     made = Digest()
     made.add(sorted(topics))
     return str(made)

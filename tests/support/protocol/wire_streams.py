@@ -77,11 +77,11 @@ def mutated_streams(draw: st.DrawFn) -> bytes:
 TELLING = bytes.fromhex(
     "00 01 02 06 08 09 0a 0b 10 11 12 18 1a 20 22 2a 30 32 38 40 48 52 58 5a 60 7f 80 81 82 88 92 c0 ff"
 )
-"""Tags, small numbers and ends of varints: the bytes a parser decides by."""
+"""Tags, small numbers and ends of varints: bytes on which a parser branches."""
 
 
 def _edited(draw: st.DrawFn, encoded: bytes) -> bytes:
-    """One to three bytes of ``encoded`` replaced, put in or taken out, by bytes that mean something."""
+    """One to three bytes of ``encoded`` removed, or replaced or joined by ``TELLING`` bytes."""
     out = bytearray(encoded)
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(out)))
@@ -94,7 +94,7 @@ def _edited(draw: st.DrawFn, encoded: bytes) -> bytes:
 
 
 def _fields(draw: st.DrawFn, tags: Sequence[int]) -> bytes:
-    """Varint fields whose numbers are odd: of any length up to eleven bytes, needlessly long, made of tags."""
+    """Varint fields with unusual numbers: needlessly long, made of tags."""
     out = b""
     for tag in draw(st.lists(st.sampled_from(tags), max_size=3)):
         number = bytes(one | 0x80 for one in draw(st.lists(st.sampled_from(TELLING), max_size=4)))
@@ -104,7 +104,7 @@ def _fields(draw: st.DrawFn, tags: Sequence[int]) -> bytes:
 
 @st.composite
 def near_frames(draw: st.DrawFn) -> bytes:
-    """A frame with right sizes around a command that is nearly, but not quite, what clients write."""
+    """A frame with correct sizes around a command that is almost what clients write."""
     number = draw(st.sampled_from([0, 1, 127, 128, 300, 16384, 1 << 21, 750_000_000_000_123]))
     kind = draw(st.sampled_from([frames.SEND, frames.ACK, frames.FLOW]))
     if kind == frames.ACK:
@@ -116,9 +116,9 @@ def near_frames(draw: st.DrawFn) -> bytes:
         command = bytes((8, kind, kind << 3 | 2)) + varint(len(inner)) + inner
     if draw(st.integers(0, 2)):
         command = _edited(draw, command)
-    if len(command) > 4 and draw(st.booleans()):  # else the edit is found out by the length alone
+    if len(command) > 4 and draw(st.booleans()):  # otherwise, the length alone gives the edit away
         command = command[:3] + bytes((len(command) - 4 & 0x7F,)) + command[4:]
-    if draw(st.integers(0, 3)) == 0:  # fields of the envelope, after the command's own
+    if draw(st.integers(0, 3)) == 0:  # fields of the envelope, after those of the command
         command += _fields(draw, [24, 48, 56, 64, 16])
     payload = _body(draw) if kind == frames.SEND else b""
     return _SIZES.pack(4 + len(command) + len(payload), len(command)) + command + payload
@@ -126,7 +126,7 @@ def near_frames(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def near_metadata(draw: st.DrawFn) -> bytes:
-    """A body around metadata that is nearly, but not quite, what clients write."""
+    """A body around metadata that is almost what clients write."""
     view = pb.MessageMetadata(producer_name=draw(st.sampled_from(["p", "meridian-0-1", "n" * 130])))
     view.sequence_id, view.publish_time = 300, draw(st.sampled_from([1, 1_790_000_000_000, 1_790_000_000_000 << 7]))
     if draw(st.booleans()):
@@ -138,7 +138,7 @@ def near_metadata(draw: st.DrawFn) -> bytes:
 
 
 def by_the_parser(stream: bytes) -> tuple[list[Any], type[FrameError] | None]:
-    """What the commands are when nothing is read by hand."""
+    """The commands as the protobuf parser reads them, without the hand-written paths."""
     seen: list[Any] = []
     at = 0
     while len(stream) - at >= _SIZES.size:
@@ -160,7 +160,7 @@ def by_the_parser(stream: bytes) -> tuple[list[Any], type[FrameError] | None]:
 
 
 def decoded(pieces: list[bytes]) -> tuple[list[Any], type[FrameError] | None]:
-    """What the decoder says to these pieces. Anything but a ``FrameError`` goes through to the test."""
+    """What the decoder makes of these pieces. Any error but a ``FrameError`` reaches the test."""
     decoder = FrameDecoder(MAX_FRAME)
     seen: list[Any] = []
     for piece in pieces:
@@ -178,7 +178,7 @@ def pieces_of(stream: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def check_stream(stream: bytes, cuts: list[int]) -> None:
-    """The hand-written ways, the parser, and every split agree; bodies are bodies or say that they are none."""
+    """The hand-written paths, the parser and every split agree; bodies are parsed correctly or refused."""
     wanted = by_the_parser(stream)
     assert decoded([stream]) == wanted
     assert decoded(pieces_of(stream, cuts)) == wanted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The admin REST of an Apache Pulsar that is not there."""
+"""The admin API of an Apache Pulsar, without Pulsar."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = tuple[int, dict[str, str], bytes]
-"""Status, headers, body."""
+"""Status, headers and body."""
 
 
 def ok(value: Any) -> Answer:
-    """An answer of this JSON."""
+    """An answer with this JSON."""
     return 200, {}, json.dumps(value).encode()
 
 
 @contextmanager
 def answering(answer: Callable[[str], Answer]) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
-    """A REST port. :param answer: by path, status, headers and body."""
+    """A REST port. :param answer: status, headers and body for a path."""
     asked: list[tuple[str, str | None]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -36,7 +36,7 @@ def answering(answer: Callable[[str], Answer]) -> Iterator[tuple[str, list[tuple
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two regions with one topic as the verifier saw them twice, and findings about them: what verdicts are made from."""
+"""Two observations of two regions with one topic, and findings about them: the input of verdicts."""
 
 from __future__ import annotations
 

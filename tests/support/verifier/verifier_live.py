@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verifier's rules on what live regions export, without Spark: for tests of one topic, in a second or two."""
+"""The verifier's rules on exports of live regions, without Spark: for tests of one topic, in a second or two."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from meridian_verifier.source.tables import TABLES, combined, conform
 
 
 def live_findings(admin_urls: Mapping[str, str], topic: str) -> list[Finding]:
-    """Everything that is wrong with one topic, in regions that are quiet: losses, missing acks, missing entries."""
+    """All findings on one topic in quiet regions: losses, missing acks, missing entries."""
     return list(live_verdict(admin_urls, topic).findings)
 
 
 def live_verdict(
     admin_urls: Mapping[str, str], topic: str, *, shadows: str = "", pulsar_urls: Mapping[str, str] | None = None
 ) -> Verdict:
-    """The verdict on one topic, in regions that are quiet.
+    """The verdict on one topic in quiet regions.
 
-    :param shadows: names some of its shadows.
-    :param pulsar_urls: regions of Apache Pulsar.
+    :param shadows: a regular expression that matches the shadows of the topic to export.
+    :param pulsar_urls: admin URLs of regions of Apache Pulsar.
     """
     clients = [RegionClient(Region(name, url)) for name, url in admin_urls.items()]
     pattern = f"re:{topic}|{shadows}" if shadows else topic
@@ -66,7 +66,7 @@ def live_verdict(
 
 
 def _lost_in_shadows(world: World, topic: str, entries: pa.Table, ranges: pa.Table) -> Iterator[Finding]:
-    """Of the shadows of the topic among those that were exported."""
+    """Losses in the exported shadows of the topic."""
     for one in compared(world):
         if one.later.shadow_of == topic:
             own = ranges.filter(pc.equal(ranges["topic"], one.name))
@@ -77,7 +77,7 @@ def _lost_in_shadows(world: World, topic: str, entries: pa.Table, ranges: pa.Tab
 
 
 def of(ranges: pa.Table, origin: str) -> pa.Table:
-    """The ranges that concern this origin's entries."""
+    """Ranges that concern this origin's entries."""
     local = pc.is_null(ranges["origin_region"])
     return ranges.filter(pc.or_kleene(pc.equal(ranges["origin_region"], origin), local))
 

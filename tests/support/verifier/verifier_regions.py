@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions that serve the export contract: made-up worlds as real logs and snapshot files, and real encoder children.
+"""Regions that serve the export contract: synthetic worlds as real logs and snapshot files, and real encoder children.
 
-The HTTP side is a stand-in of forty lines; everything behind it is what a broker runs.
+The HTTP side is a stand-in of forty lines; everything behind it is a broker's own code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def stored(region: str, copy: Copy) -> bytes:
 
 
 async def write_log(directory: Path, region: str, copies: list[Copy]) -> None:
-    """A log directory with these entries, ledgers as the places say."""
+    """Write a log directory with these entries, in the ledgers of their positions."""
     store = await LocalLedgerStore.start(directory)
     ledgers: dict[int, list[Copy]] = {}
     for copy in copies:
@@ -142,7 +142,7 @@ def text(place: tuple[int, int]) -> str:
 
 
 def write_snapshot(path: Path, records: list[dict[str, Any]]) -> dict[str, int]:
-    """The file; says the partitions."""
+    """Write the file; return the number of partitions per table."""
     planner = Planner()
     with path.open("w", encoding="utf-8") as file:
         for one in [*records, {"metadata": []}]:
@@ -153,7 +153,7 @@ def write_snapshot(path: Path, records: list[dict[str, Any]]) -> dict[str, int]:
 
 
 class ServedRegion:
-    """One region's export port. POSTs answer the moments of ``records`` in turn: odd ones S1, even ones S2."""
+    """One region's export port. POSTs are answered with S1 and S2 in turn."""
 
     def __init__(self, directory: Path, region: str, simulations: Mapping[str, Simulation]) -> None:
         self.region = region
@@ -213,7 +213,7 @@ class ServedRegion:
 
 @contextmanager
 def serve(directory: Path, simulations: Mapping[str, Simulation]) -> Iterator[list[ServedRegion]]:
-    """All regions on free ports of loopback, from a thread of their own, until the block ends."""
+    """Serve all regions on free loopback ports, from one thread, until the block ends."""
     regions = [ServedRegion(directory / name, name, simulations) for name in REGIONS]
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="regions")

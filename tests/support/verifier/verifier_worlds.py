@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up worlds for the verifier's tests: three regions that replicate one topic, two subscriptions, and known faults.
+"""Synthetic worlds for the verifier's tests: three regions that replicate one topic, two subscriptions, known faults.
 
-A world is built by simulation (publish, replicate, roll over, ack, drop, trim), so a world without a fault is one that
-a correct system could be in, lag and all. A fault is then put into what the regions *say*, never into what happened.
+A world is built by simulation (publish, replicate, roll over, ack, drop, trim), so a world without a fault is a state
+that a correct system can be in, lag included. A fault is then put into what the regions *report*, never into history.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Copy:
 
 
 Acks = dict[Entry, int]
-"""Acked bits per entry; all bits of its messages = the whole entry."""
+"""Acked bits per entry; a bit for every message = the whole entry."""
 
 
 def whole(entry: Entry) -> int:
@@ -66,7 +66,7 @@ def whole(entry: Entry) -> int:
 
 @dataclass
 class Region:
-    """What one region has and says."""
+    """What one region stores and reports."""
 
     name: str
     log: list[Copy] = field(default_factory=list)
@@ -76,25 +76,25 @@ class Region:
     earlier_last: dict[str, Place] = field(default_factory=dict)
     trimmed_to: Place = EARLIEST
     trimmed: dict[str, Place] = field(default_factory=dict)
-    """Per origin the last entry that was given back."""
+    """Per origin, the last trimmed entry."""
     holes: dict[str, list[tuple[Place, Place]]] = field(default_factory=dict)
-    """Per origin where the region waits for entries."""
+    """Per origin, ranges in which the region waits for entries."""
     joined: dict[str, Place] = field(default_factory=dict)
-    """Per origin the place behind which the region joined the topic."""
+    """Per origin, the position after which the region joined the topic."""
     earlier: dict[str, Acks] = field(default_factory=dict)
     later: dict[str, Acks] = field(default_factory=dict)
     firsthand: dict[str, Acks] = field(default_factory=dict)
     dropped: dict[str, set[Entry]] = field(default_factory=dict)
     given_up: list[Entry] = field(default_factory=list)
-    """A person accepted that they never come."""
+    """Entries that an administrator accepted as lost."""
     skipped: dict[str, list[tuple[Place, Place]]] = field(default_factory=dict)
-    """Per other region, what an administrator dropped from the backlog for it."""
+    """Per other region, what an administrator dropped from its backlog."""
     told: dict[str, dict[str, Place]] = field(default_factory=dict)
-    """Per subscription in snapshot mode, what the region told the others."""
+    """Per subscription in snapshot mode, the positions that the region sent to the others."""
     passed: dict[str, set[Place]] = field(default_factory=dict)
     compacted_to: Place = EARLIEST
     taken_out: dict[str, set[Place]] = field(default_factory=dict)
-    """Per subscription that reads the compacted view, what that does not have."""
+    """Per subscription that reads the compacted view, entries that compaction removed."""
 
     def append(self, entry: Entry) -> None:
         self.log.append(Copy(entry, self.next_place, entry.checksum))
@@ -111,23 +111,23 @@ class Region:
 
 
 class Simulation:
-    """The three regions and all that happened."""
+    """The three regions and their history."""
 
     def __init__(
         self, seed: int, steps: int = 60, *, base: int = 1000, trim: bool = True, old_brokers: bool = False
     ) -> None:
         """
         :param base: the regions' first ledgers.
-        :param trim: whether regions give some of their logs back.
-        :param old_brokers: those of the release before: they do not say what they gave back of each origin.
+        :param trim: whether regions trim their logs.
+        :param old_brokers: of the previous release, which do not report what they trimmed of each origin.
         """
         self.rng = random.Random(seed)
         self._is_old = old_brokers
         self.unchained: frozenset[str] = frozenset()
-        """Origins that are said to run Apache Pulsar."""
+        """Origins reported to run Apache Pulsar."""
         self._trims = trim
         self.epoch = ""
-        """That of every subscription, in every region: its newest rewind."""
+        """Epoch of the newest rewind of every subscription, in every region."""
         self.regions = {name: Region(name) for name in REGIONS}
         self.own: dict[str, list[Entry]] = {name: [] for name in REGIONS}
         self._sent: dict[tuple[str, str], int] = {}
@@ -231,7 +231,7 @@ class Simulation:
                 self.trim(region, self.rng.randint(1, keep))
 
     def trim(self, region: Region, count: int) -> None:
-        """Give the first ``count`` entries of the log back."""
+        """Trim the first ``count`` entries of the log."""
         region.trimmed_to = region.log[count - 1].place
         for copy in region.log[:count]:
             if not copy.entry.marker:
@@ -242,7 +242,7 @@ class Simulation:
         del region.log[:count]
 
     def settle(self, region: Region, copies: Sequence[Copy]) -> None:
-        """Every subscription's consumers acknowledged these in all regions, long ago."""
+        """Every subscription acknowledged these in all regions, long ago."""
         for name in SUBSCRIPTIONS:
             for copy in copies:
                 if not copy.entry.marker:
@@ -254,8 +254,8 @@ class Simulation:
             assert {copy.place for copy in copies} <= region.passed[name]
 
     def new_life(self, region: Region) -> list[Entry]:
-        """The region restarted somewhere and could not ask the others what it had published before: the first entry
-        of one of its ledgers claims no predecessor (R5). The entries before that one; none: there is no such ledger."""
+        """The region restarted and could not ask the others what it had published before: the first entry of one of
+        its ledgers claims no predecessor (R5). Return the entries before it; none if it has only one ledger."""
         own = [entry for entry in self.own[region.name] if not entry.marker]
         firsts = [at for at in range(1, len(own)) if own[at].place[0] != own[at - 1].place[0]]
         if not firsts:
@@ -265,7 +265,7 @@ class Simulation:
         return own[:at]
 
     def came_late(self, region: Region, entries: Sequence[Entry]) -> list[Copy]:
-        """The region has these behind everything else: it fetched them from another one."""
+        """The region stores these after everything else: it fetched them from another region."""
         late = [copy for copy in region.log if copy.entry in entries]
         for copy in late:
             region.log.remove(copy)
@@ -281,8 +281,8 @@ class Simulation:
         return late
 
     def compact(self, region: Region, name: str) -> list[Copy]:
-        """A consumer of the subscription reads the region's compacted view, to its end: it acknowledged what the view
-        has, and passed the rest. What stands behind the horizon is as it was. The entries that the view has."""
+        """A consumer of the subscription read the region's compacted view to its end: it acknowledged the entries of
+        the view and passed the rest. Nothing changes after the horizon. Return the entries of the view."""
         count = self.rng.randint(1, len(region.log))
         covered = [copy for copy in region.log[:count] if not copy.entry.marker]
         kept = [copy for copy in covered if self.rng.random() < 0.4]
@@ -300,14 +300,14 @@ class Simulation:
     # -- what is known -------------------------------------------------------------------------------------------------
 
     def known(self) -> list[Entry]:
-        """Entries that some region still holds, markers left out."""
+        """Entries that a region still stores, without markers."""
         found = dict.fromkeys(copy.entry for region in self.regions.values() for copy in region.log)
         return [entry for entry in found if not entry.marker]
 
     # -- what is said --------------------------------------------------------------------------------------------------
 
     def world(self, named: Sequence[str] = REGIONS) -> World:
-        """What the regions say of themselves. ``named``: those that are asked, and answer."""
+        """What the regions report. ``named``: regions that are asked, and answer."""
 
         def state(region: Region, last: dict[str, Place]) -> RegionState:
             cursors = {name: Cursor(True, True, "Shared", EARLIEST, 0, self.epoch) for name in SUBSCRIPTIONS}
@@ -380,7 +380,7 @@ class Simulation:
         return pa.Table.from_pylist(rows, combined(RANGE_TABLES))
 
     def examined(self, named: Sequence[str] = REGIONS, world: World | None = None) -> tuple[list[Finding], list[Flow]]:
-        """What the rules say of this world, all origins together. :param world: what is known of it, if more."""
+        """Findings on this world, all origins together. :param world: instead of ``self.world(named)``."""
         seen = world or self.world(named)
         return examined(seen, _told_by(self.entries(), named), _told_by(self.ranges(), named))
 
@@ -398,7 +398,7 @@ def examined(world: World, entries: pa.Table, ranges: pa.Table) -> tuple[list[Fi
 
 
 def drawn(simulation: Simulation, origin: str, name: str) -> list[Strip]:
-    """The strips of one subscription along one origin."""
+    """Strips of one subscription along one origin."""
     entries, ranges = _of(simulation.entries(), origin), _of(simulation.ranges(), origin)
     return strips(gather(TOPIC, origin, simulation.world(), entries, ranges), [name])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ports of the BookKeeper client's core, played by a test: it sees every request, and says every answer."""
+"""The ports of the BookKeeper client's core, played by a test: it sees every request and gives every answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LEDGER = 7
 
 
 def stored(entry: int, last_confirmed: int = -1, size: int = 1) -> bytes:
-    """An entry as bookies have it; all are of ``size`` bytes."""
+    """An entry as bookies store it; each entry has ``size`` bytes."""
     data = b"%d" % (entry % 10) * size
     return entry_header(LEDGER, entry, last_confirmed, (entry + 1) * size, data) + data
 
 
 class Link:
-    """What an `Adding` sends."""
+    """Records what an `Adding` sends."""
 
     def __init__(self, *spares: str) -> None:
         self.sent: list[tuple[str, int]] = []
@@ -29,7 +29,7 @@ class Link:
         self.full: set[str] = set()
         self.avoided: list[str] = []
         self.well: set[str] = set()
-        """Lost bookies that could go on."""
+        """Lost bookies that are usable again."""
         self.ensembles: list[tuple[int, tuple[str, ...]]] = []
         self.deferred: list[Callable[[], None]] = []
 
@@ -49,7 +49,7 @@ class Link:
         return wanted if wanted in self.well else None
 
     def wake(self) -> None:
-        """Time passes for all ledgers here."""
+        """Nothing to do: here, time passes for all ledgers."""
 
     def avoid(self, bookie: str) -> None:
         self.avoided.append(bookie)
@@ -61,7 +61,7 @@ class Link:
         self.ensembles.append((first, ensemble))
 
     def taken(self) -> list[tuple[str, int]]:
-        """What was sent since the last time."""
+        """Packets sent since the last call."""
         taken, self.sent = self.sent, []
         return taken
 
@@ -74,15 +74,15 @@ class Link:
 
 
 class Store:
-    """One ledger's metadata; requests wait until the test lets them be answered."""
+    """One ledger's metadata; requests wait until the test answers them."""
 
     def __init__(self, metadata: LedgerMetadata) -> None:
         self.now = Versioned(metadata, 1)
         self.waiting: list[Callable[[], None]] = []
         self.silent = 0
-        """So many writes from now on are done without an answer."""
+        """Number of next writes that are executed but not answered."""
         self.unheard = 0
-        """So many are neither done nor answered."""
+        """Number of next writes that are neither executed nor answered."""
 
     def read(self, told: Callable[[Versioned | Unread], None]) -> None:
         self.waiting.append(lambda: told(self.now))
@@ -108,14 +108,14 @@ class Store:
         self.now = Versioned(metadata, self.now.version + 1)
 
     def answer(self, requests: int = 1_000) -> None:
-        """Answer what is asked, and what is asked because of it."""
+        """Answer waiting requests, and those that follow from the answers."""
         while self.waiting and requests:
             requests -= 1
             self.waiting.pop(0)()
 
 
 class Asked:
-    """Questions to bookies, by bookie and entry."""
+    """Requests to bookies, by bookie and entry."""
 
     def __init__(self) -> None:
         self.told: dict[tuple[str, int], Callable[[Answer], None]] = {}
@@ -135,7 +135,7 @@ class Asked:
         self.timers.append(callback)
 
     def say(self, bookie: str, entry: int, *bodies: bytes, code: Code | None = None) -> None:
-        """Answer with entries, or with why there are none."""
+        """Answer with entries, or with a code that says why there are none."""
         if code is None:
             code = Code.OK if bodies else Code.NO_ENTRY
         self.told.pop((bookie, entry))(Answer(Operation.READ, code, LEDGER, entry, -1, list(bodies)))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bookies, a metadata store and the network between them and any number of clients, all of it simulated.
+"""Simulated bookies, a metadata store, and the network between them and any number of clients.
 
-Nothing happens by itself: each step, the world's owner picks one of the `BookieWorld.events` that are possible now. So
-requests and answers of different connections overtake each other in every way; bookies crash and lose what they had not
-synced, stand still, refuse; writes of metadata are done and their answer is lost; a client stops at any place.
+Nothing happens by itself: in each step, the test picks one of the `BookieWorld.events` that are possible now. Requests
+and answers of different connections therefore overtake each other in every way; bookies crash and lose what they had
+not synced, hang, refuse; metadata is written but the answer is lost; a client stops at any point.
 
-A bookie stores an entry at once, returns it to readers at once, and answers the add once it has synced. It fences a
-ledger at once, and answers that once it has synced, too.
+A bookie stores an entry and returns it to readers at once, and answers the add after its next sync. It fences a
+ledger at once, and answers that after its next sync, too.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from meridian_broker.ledgers.store import LedgerError
 
 LEDGER = 7
 KEY_AND_HEADER = 28
-"""Bytes of an add's frame before the entry."""
+"""Bytes before the entry in the frame of an add."""
 
 Event = tuple[str, Callable[[], object]]
 
 
 @dataclass
 class Request:
-    """One that is on its way to a bookie, or waits there for a sync."""
+    """A request on its way to a bookie, or waiting there for a sync."""
 
     client: Client
     operation: Operation
@@ -44,28 +44,28 @@ class Request:
     flags: Flags
     body: bytes
     told: Callable[[Answer], None] | None
-    """None: an add."""
+    """None for an add."""
     count: int = 1
 
 
 class SimulatedBookie:
-    """What one bookie has of the ledger."""
+    """One bookie's part of the ledger."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_up = True
         self.is_hanging = False
         self.busy = 0
-        """So many adds are refused, because there is too much to do."""
+        """Number of next adds that are refused because the bookie is overloaded."""
         self.is_broken = False
-        """Its disk refuses entries."""
+        """Whether its disk refuses entries."""
         self.entries: dict[int, bytes] = {}
         self.durable: dict[int, bytes] = {}
         self.is_fenced = False
         self.was_fenced = False
-        """Durably."""
+        """Whether the fence is durable."""
         self.waiting: list[Request] = []
-        """Answered by the next sync."""
+        """Requests that the next sync answers."""
 
     @property
     def is_working(self) -> bool:
@@ -119,7 +119,7 @@ class SimulatedBookie:
 
 
 class Client:
-    """One process: the ports of the core as the world has them. What it hears waits in queues until an event."""
+    """One process: the core's ports in this world. Answers to it wait in queues until an event delivers them."""
 
     def __init__(self, world: BookieWorld, name: str) -> None:
         self.world = world
@@ -133,7 +133,7 @@ class Client:
         self.soon: deque[Callable[[], None]] = deque()
         self.timers: list[Callable[[], None]] = []
         self.store_calls: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        """Requests to the metadata store: do it and tell; or tell that there was no answer, and maybe do it."""
+        """Requests to the metadata store, as pairs: execute and answer; or lose the answer, and perhaps execute."""
         self.links_max = 1_000
 
     # -- LinkPort ------------------------------------------------------------------------------------------------
@@ -163,10 +163,10 @@ class Client:
         return wanted if self.world.bookies[wanted].is_up else None
 
     def wake(self) -> None:
-        """Time passes for all ledgers here."""
+        """Nothing to do: here, time passes for all ledgers."""
 
     def avoid(self, bookie: str) -> None:
-        """The world chooses any."""
+        """Nothing to do: the world chooses bookies at random."""
 
     def defer(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)
@@ -216,7 +216,7 @@ class Client:
             request.told(answer)
 
     def disconnect(self, bookie: str, *, is_bookie_gone: bool) -> None:
-        """The connection breaks. What the bookie was sent already may still arrive there."""
+        """The connection breaks. Requests already sent may still arrive, unless the bookie is gone."""
         if is_bookie_gone:
             self.out[bookie].clear()
         self.heard[bookie].clear()
@@ -276,7 +276,7 @@ class ClientMetadata:
 
 @dataclass
 class Promises:
-    """What the writer was told, and what it said."""
+    """What was sent, and the outcomes that clients were told."""
 
     sent: list[bytes] = field(default_factory=list)
     confirmed: list[int] = field(default_factory=list)
@@ -360,10 +360,10 @@ class BookieWorld:
         if isinstance(outcome, LedgerError):
             self.promises.errors.append(outcome)
             return
-        assert outcome == len(self.promises.confirmed), "confirmed in order, each once"
+        assert outcome == len(self.promises.confirmed), "entries are confirmed in order, each once"
         self.promises.confirmed.append(outcome)
         holders = [name for name in self.metadata.bookies_of(outcome) if outcome in self.bookies[name].durable]
-        assert len(holders) >= self.ack_quorum, f"entry {outcome} is confirmed, and durable only on {holders}"
+        assert len(holders) >= self.ack_quorum, f"entry {outcome} is confirmed, but durable only on {holders}"
 
     def check_sent(self, client: Client, stored: StoredEntry, flags: Flags) -> None:
         assert stored.data == self.promises.sent[stored.entry] if stored.entry < len(self.promises.sent) else True
@@ -376,14 +376,14 @@ class BookieWorld:
                 for name in self.metadata.bookies_of(stored.last_confirmed)
                 if stored.last_confirmed in self.bookies[name].durable
             ]
-            assert stored.last_confirmed == -1 or len(holders) >= self.ack_quorum, "the LAC of a packet is confirmed"
+            assert stored.last_confirmed == -1 or len(holders) >= self.ack_quorum, "a packet's LAC is not confirmed"
         else:
             assert flags & Flags.RECOVERY
 
     # -- events --------------------------------------------------------------------------------------------------
 
     def events(self) -> Iterator[Event]:
-        """What may happen now, without faults."""
+        """Events that are possible now, without faults."""
         for client in self.clients:
             if client.is_stopped:
                 continue
@@ -406,7 +406,7 @@ class BookieWorld:
                 yield f"{bookie.name} syncs", bookie.sync
 
     def faults(self) -> Iterator[Event]:
-        """What may go wrong now."""
+        """Faults that are possible now."""
         for bookie in self.bookies.values():
             if bookie.is_up:
                 yield f"{bookie.name} crashes", partial(self.crash, bookie.name)
@@ -440,7 +440,7 @@ class BookieWorld:
             bookie.is_up, bookie.is_hanging, bookie.is_broken, bookie.busy = True, False, False, 0
 
     def run(self, until: Callable[[], bool], steps: int = 20_000) -> None:
-        """Let everything happen that can, time included, until then."""
+        """Let everything possible happen, the passing of time included, until ``until()``."""
         for _ in range(steps):
             if until():
                 return
@@ -449,12 +449,12 @@ class BookieWorld:
                 self.draw.choice(possible)[1]()
             else:
                 self.pass_time(500)
-        raise AssertionError("it does not end")
+        raise AssertionError("the simulation does not end")
 
     # -- at the end ----------------------------------------------------------------------------------------------
 
     def read_all(self) -> list[bytes] | LedgerError:
-        """The closed ledger's entries, read by a client of its own."""
+        """The closed ledger's entries, read by a new client."""
         client = self._client("reader")
         found: list[bytes] = []
         while len(found) <= self.metadata.last_entry:
@@ -470,16 +470,16 @@ class BookieWorld:
         return found
 
     def check_closed(self) -> None:
-        """Whatever was promised about the ledger is true now that it is closed."""
+        """Every promise about the ledger holds now that it is closed."""
         metadata, promises = self.metadata, self.promises
         assert metadata.state.name == "CLOSED"
         last = metadata.last_entry
-        assert last >= len(promises.confirmed) - 1, f"closed at {last}, confirmed {promises.confirmed[-1:]}"
+        assert last >= len(promises.confirmed) - 1, f"closed at {last}, but confirmed up to {promises.confirmed[-1:]}"
         assert last < len(promises.sent)
         assert metadata.length == sum(map(len, promises.sent[: last + 1]))
         for entry in range(last + 1):
             holders = [name for name in metadata.bookies_of(entry) if entry in self.bookies[name].durable]
-            assert len(holders) >= self.ack_quorum, f"entry {entry} is on {holders}, {metadata.segments}"
+            assert len(holders) >= self.ack_quorum, f"entry {entry} is only on {holders}, of {metadata.segments}"
         for name, outcome in promises.outcomes.items():
             assert isinstance(outcome, LedgerError) or outcome == metadata, f"{name} was told {outcome}"
         assert self.read_all() == promises.sent[: last + 1]

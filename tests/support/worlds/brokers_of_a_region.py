@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers of one region that serve topics from one ledger store, composed as ``server/broker.py`` composes them."""
+"""Brokers of one region that serve topics from one ledger store, composed as in ``server/broker.py``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REGION = "here"
 
 
 class NoRegions:
-    """The other regions, of which there are none."""
+    """Stands in for the other regions; there are none."""
 
     def local_change(
         self, topic: str, subscription: str, delta: Progress, durable: WhenDurable, **changed: object
@@ -66,7 +66,7 @@ class NoRegions:
 
 
 class ServingBroker(BrokerOfTest):
-    """One broker. It does not open topics by itself: see ``load``."""
+    """A broker. It does not open topics by itself: see ``load``."""
 
     def __init__(self, name: str, store: MetadataStore, ledgers: MemoryLedgerStore, lease_seconds: float) -> None:
         super().__init__(name, store, lease_seconds)
@@ -103,7 +103,7 @@ class ServingBroker(BrokerOfTest):
         return await self.service.opener.topic(name, create=True)
 
     async def load(self) -> None:
-        """Open what is to be open, as the broker does every few seconds."""
+        """Open the topics that should be open, as a broker does every few seconds."""
         await self.service.loading.load_all()
 
     async def bundle(self, name: TopicName) -> Bundle:
@@ -116,7 +116,7 @@ class ServingBroker(BrokerOfTest):
         await wait_until(lambda: to.owner.term(bundle) is not None)
 
     def miss_everything(self) -> None:
-        """From now on this broker notices nothing of its lease and of the store, as if it were suspended."""
+        """From now on, this broker ignores its lease and changes in the store, as if it were suspended."""
         for task in self.scheduler._tasks:
             if task.get_name() in ("keep the lease on this broker's bundles", "follow who owns which bundles"):
                 task.cancel()
@@ -133,7 +133,7 @@ class Two(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def two_serving(directory: Path, name: TopicName) -> AsyncIterator[Two]:
-    """Two brokers that know of each other; the first one owns the topic."""
+    """Two brokers that know each other; the first one owns the topic."""
     metadata = await SqliteMetadataStore.open(directory / "metadata")
     loop = asyncio.get_running_loop()
     ledgers = MemoryLedgerStore(schedule=lambda work: loop.call_soon(work))
@@ -145,7 +145,7 @@ async def two_serving(directory: Path, name: TopicName) -> AsyncIterator[Two]:
 
 
 async def stored(topic: Topic, *bodies: bytes) -> list[Position]:
-    """Append entries. :raises LedgerError: one is not durable, and never will be."""
+    """Append entries. :raises LedgerError: an entry will never be durable."""
     places: list[Position] = []
     for body in bodies:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -178,7 +178,7 @@ def acknowledge(topic: Topic, subscription: str, places: list[Position]) -> None
 async def serving(
     name: str, store: MetadataStore, ledgers: MemoryLedgerStore, lease_seconds: float = 30.0
 ) -> AsyncIterator[ServingBroker]:
-    """A broker that is alive until the end of the block, where it dies: it hands nothing over."""
+    """A broker that dies at the end of the block, without handing anything over."""
     broker = ServingBroker(name, store, ledgers, lease_seconds)
     try:
         await broker.catalog.refresh()

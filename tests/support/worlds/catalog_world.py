@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the catalog's tests: three regions, a clock that tests set, and a store with concurrent changes."""
+"""Fixtures for tests of the catalog: three regions, a clock that tests set, and a store with concurrent changes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def running(catalog: Catalog) -> AsyncIterator[list[Changed]]:
-    """``catalog.run`` with its watch established, and what its listeners receive."""
+    """Run ``catalog.run`` with its watch established; collect what its listeners receive."""
     heard: list[Changed] = []
     stop = catalog.subscribe(heard.append)
     task = asyncio.create_task(catalog.run())
@@ -49,7 +49,7 @@ async def running(catalog: Catalog) -> AsyncIterator[list[Changed]]:
 
 
 class Interrupted:
-    """The real store, with one concurrent change around a call: before a write or listing, after a read."""
+    """The real store, with one concurrent change at a call: before a write or listing, after a read."""
 
     def __init__(self, store: SqliteMetadataStore, call: str, happening: Callable[[], Awaitable[None]]) -> None:
         self._store = store

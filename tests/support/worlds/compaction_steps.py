@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of tests about compaction: publish with keys, compact, read what is left."""
+"""Steps of compaction tests: publish with keys, compact, read what is left."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def entries(broker: BrokerProcess | Door, topic: str) -> int:
 
 
 def read(client: pulsar.Client, topic: str, *, compacted: bool = True) -> list[Row]:
-    """Everything that a new reader gets, until there is no more."""
+    """Everything that a new reader gets."""
     reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=compacted)
     found = []
     while reader.has_message_available():

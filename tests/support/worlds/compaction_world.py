@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def finished(work: Generator[int, None, T]) -> T:
-    """Result of the work, run to completion."""
+    """Run the work to completion, and return its result."""
     while True:
         try:
             next(work)
@@ -39,7 +39,7 @@ def finished(work: Generator[int, None, T]) -> T:
 
 @dataclass(frozen=True)
 class Message:
-    """One message; without payload it deletes its key."""
+    """One message; without a payload, it deletes its key."""
 
     key: str | None
     payload: bytes = b""
@@ -48,7 +48,7 @@ class Message:
 def batch_body(
     messages: list[Message], publish_ms: int, *, compression: int = pb.NONE, encrypted: bool = False
 ) -> bytes:
-    """A client's batch."""
+    """The body of a client's batch."""
     codec = pb.CompressionType.Name(compression)
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms, compression=codec)
     metadata.num_messages_in_batch = len(messages)
@@ -68,7 +68,7 @@ def batch_body(
 
 
 def single_body(message: Message, publish_ms: int) -> bytes:
-    """A message that is not a batch."""
+    """The body of a message that is not in a batch."""
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms)
     if message.key is not None:
         metadata.partition_key = message.key
@@ -76,7 +76,7 @@ def single_body(message: Message, publish_ms: int) -> bytes:
 
 
 def chunk_body(key: str, uuid: str, number: int, of: int, publish_ms: int = 1) -> bytes:
-    """One chunk of a message."""
+    """The body of one chunk of a message."""
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms, partition_key=key)
     metadata.uuid, metadata.chunk_id, metadata.num_chunks_from_msg, metadata.total_chunk_msg_size = uuid, number, of, of
     return build_body(metadata.SerializeToString(), b"%d" % number)

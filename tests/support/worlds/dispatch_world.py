@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic with one subscription over ledgers in memory, and consumers that share it, under a clock that tests move.
 
-The world checks each delivery at the moment it happens: permits, deliver times, redelivery counts, one consumer per
-key, nothing overtaking within a key. ``finish`` acknowledges everything, and then nothing may be kept.
+The world checks each delivery as it happens: permits, deliver times, redelivery counts, one consumer per key, order
+within a key. ``finish`` acknowledges everything; afterwards, the dispatcher must remember nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LEDGER = 7
 
 
 class Clocked(LoopScheduler):
-    """The broker's scheduler with a clock that stands until somebody moves it."""
+    """The broker's scheduler with a clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class ManualTimer:
 
 
 class SlowLog(TopicLog):
-    """Single entries come from a disk that takes its time, and meanwhile things happen."""
+    """Reads of single entries are slow, so that other things happen meanwhile."""
 
     async def read_one(self, position: Position) -> bytes:
         for _ in range(position.entry % 4):
@@ -111,7 +111,7 @@ class Message:
 
 
 class DispatchWorld:
-    """A topic, its subscription, and consumers (they are the port of each other, too)."""
+    """A topic, its subscription, and consumers; the world is the port of them all."""
 
     def __init__(self, kind: SubscriptionType, messages: list[Message], policy: KeySharedPolicy | None = None) -> None:
         self.kind = kind
@@ -149,13 +149,13 @@ class DispatchWorld:
         await self.settle()
 
     async def settle(self) -> None:
-        """Let everything that can happen now happen."""
+        """Let everything happen that is possible now."""
         quiet = turns = 0
         while quiet < 4:
             await asyncio.sleep(0)
             quiet = quiet + 1 if self.scheduler.quiet and not self.subscription._pumping else 0
             turns += 1
-            assert turns < 3000, "it spins"
+            assert turns < 3000, "the event loop never becomes idle"
         assert self.topic.failure is None
 
     async def close(self) -> None:
@@ -179,7 +179,7 @@ class DispatchWorld:
 
     def _check_key(self, consumer: Consumer, position: Position, key: int) -> None:
         holders = {one for other, one in self.in_flight.items() if self.messages[other.entry].key == key}
-        assert holders <= {consumer}, "the key is with another consumer"
+        assert holders <= {consumer}, "another consumer has messages of this key"
         if self.messages[position.entry].delay_ms:
             return
         for number in range(position.entry):
@@ -191,13 +191,13 @@ class DispatchWorld:
         return True
 
     def disconnect_consumer(self, consumer: Consumer) -> None:
-        raise AssertionError("nobody asked for that")
+        raise AssertionError("unexpected disconnection")
 
     def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
-        raise AssertionError("consumers share")
+        raise AssertionError("shared subscriptions have no active consumer")
 
     def reached_end(self, consumer: Consumer) -> None:
-        raise AssertionError("the topic goes on")
+        raise AssertionError("the topic has no end")
 
     # -- what consumers do ---------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class DispatchWorld:
             consumer = self.consumers.pop(choice % len(self.consumers))
             self.in_flight = {position: one for position, one in self.in_flight.items() if one is not consumer}
             if not self.consumers:
-                self.given_back.clear()  # counts are kept as long as somebody consumes
+                self.given_back.clear()  # counts are kept while there are consumers
             self.subscription.remove_consumer(consumer)
 
     def flow(self, choice: int) -> None:
@@ -245,7 +245,7 @@ class DispatchWorld:
             self.subscription.send_again(consumer, None, 0)
 
     def acknowledge_elsewhere(self, choice: int) -> None:
-        """Another region acknowledges an entry that was given back here and waits to be sent again."""
+        """Another region acknowledges an entry that was given back here and waits for redelivery."""
         waiting = sorted(self.given_back.keys() - self.in_flight.keys() - self.acked)
         if waiting:
             position = waiting[choice % len(waiting)]
@@ -259,7 +259,7 @@ class DispatchWorld:
         self.scheduler.pass_time(100 * choice)
 
     def check_counts(self) -> None:
-        """Redeliveries are counted only of entries on their way."""
+        """Redeliveries are counted only for entries that are in flight or waiting for redelivery."""
         dispatcher = self.subscription.dispatcher
         if isinstance(dispatcher, InFlightDispatcher):
             if isinstance(dispatcher, KeySharedDispatcher):
@@ -270,7 +270,7 @@ class DispatchWorld:
             assert dispatcher._redeliveries.keys() <= self.in_flight.keys() | waiting
 
     async def finish(self) -> None:
-        """A consumer with room and patience gets the rest."""
+        """A consumer with enough permits and time gets the rest."""
         if not self.consumers:
             self.join(0)
         for _ in range(len(self.messages) + 40):

@@ -51,7 +51,7 @@ class Subscription:
     progress: Progress
     record: bytes
     held: dict[Origin, Stamp] = field(default_factory=dict)
-    """Dispatched to a consumer here and not acked yet -> the epoch it was dispatched under (R13)."""
+    """Origin of an entry dispatched to a consumer here and not acked yet -> the epoch of its dispatch (R13)."""
 
 
 @dataclass
@@ -68,23 +68,23 @@ class Disk:
     progress: dict[Key, Progress] = field(default_factory=dict)
     records: dict[Key, bytes] = field(default_factory=dict)
     own: dict[Key, Progress] = field(default_factory=dict)
-    """What clients here did, of ``progress``."""
+    """The part of ``progress`` that clients here caused."""
 
     def write(self, key: Key, delta: Progress, record: bytes) -> None:
         self.progress.setdefault(key, Progress()).join(delta)
         self.records[key] = record
 
     def check(self, key: Key, progress: bytes, record: bytes | None) -> None:
-        """What is reported is what would survive a power cut now (R10, R60)."""
+        """What is reported would survive a power cut now (R10, R60)."""
         if progress:
             have = self.progress.get(key, Progress()).copy()
-            assert not have.join(Progress.decode(progress)), f"{key}: progress is told that is not on disk"
+            assert not have.join(Progress.decode(progress)), f"{key}: reported progress is not on disk"
         is_kept = record is None or (key in self.records and min(record, self.records[key]) == self.records[key])
-        assert is_kept, f"{key}: a record is told that is not on disk"
+        assert is_kept, f"{key}: a reported record is not on disk"
 
 
 class WorldRegion:
-    """One region: the exchange's host, and what clients would do to it."""
+    """One region: the exchange's host, and its clients' actions."""
 
     def __init__(self, name: str, world: ExchangeWorld) -> None:
         self.region = name
@@ -96,11 +96,11 @@ class WorldRegion:
         """If not empty, every merge is refused with this reason."""
         self.disk_ms = 0
         self._log: deque[tuple[bool, Callable[[], None]]] = deque()
-        """What is being written (True), and who waits for the writes before it."""
+        """Writes under way (True), and callbacks that wait for the writes before them."""
         self._written = 0
-        """Writes that are due."""
+        """Number of finished writes whose callbacks have not run yet."""
         self.joins_when_durable = False
-        """A merge becomes visible only once it is on disk."""
+        """Whether a merge becomes visible only once it is on disk."""
         self.life = 0
         self.merges = 0
         self.exchange = self._new_exchange()
@@ -124,7 +124,7 @@ class WorldRegion:
         return True
 
     def open_soon(self, topic: str) -> None:
-        raise AssertionError(f"{topic} is open: all topics of this world are")
+        raise AssertionError(f"{topic} is open already, like all topics of this world")
 
     def progress(self, topic: str, subscription: str) -> Progress | None:
         found = self.subscription(topic, subscription)
@@ -150,7 +150,7 @@ class WorldRegion:
         return self.world.regions_of.get(topic, frozenset(self.world.names))
 
     def when_durable(self, topic: str, done: Done) -> None:
-        """One log for all topics, as they share the disk."""
+        """All topics share the disk, so there is one log."""
         del topic
         self._log.append((False, lambda: done(LedgerError(self.refuses) if self.refuses else None)))
         self._go_on()
@@ -170,10 +170,10 @@ class WorldRegion:
         self.merges += 1
         found = self.topics.setdefault(topic, Topic(incarnation)).subscriptions.get(subscription)
         if found is None:
-            assert record is not None, "the exchange asks for the record first"
+            assert record is not None, "the exchange must ask for the record first"
             found = self.topics[topic].subscriptions[subscription] = Subscription(Progress(), record)
         if record is not None:
-            # Records merge as well, all regions alike; here the smaller text wins.
+            # Records merge too, the same way in all regions; here, the smaller text wins.
             found.record = min(found.record, record)
         known = found
 
@@ -213,7 +213,7 @@ class WorldRegion:
             written()
 
     def _go_on(self) -> None:
-        """A log keeps its order."""
+        """Run what is due, in the order of the log."""
         while self._log and (self._written or not self._log[0][0]):
             is_write, act = self._log.popleft()
             self._written -= is_write
@@ -222,7 +222,7 @@ class WorldRegion:
     # -- what clients do
 
     def _change(self, key: Key, delta: Progress, entries: int = 0, on_disk: Callable[[], None] = lambda: None) -> None:
-        """Like a topic: join in memory, write, and report once on disk."""
+        """Like a topic: join in memory, write, and report once it is on disk."""
         subscription = self.topics[key[0]].subscriptions[key[1]]
         subscription.progress.join(delta)
         self.world.facts.setdefault((self.region, *key), Progress()).join(delta)
@@ -241,7 +241,7 @@ class WorldRegion:
         self._change((topic, name), Progress())
 
     def ack(self, topic: str, name: str, entries: Iterable[Entry], on_disk: Callable[[], None] = lambda: None) -> None:
-        """All ids of one ACK command in one delta (R18), in the epoch of their dispatch (R13)."""
+        """Ack all ids of one ACK command in one delta (R18), in the epoch of their dispatch (R13)."""
         subscription = self.topics[topic].subscriptions[name]
         changed = subscription.progress.copy()
         entries = list(entries)
@@ -251,7 +251,7 @@ class WorldRegion:
         self._change((topic, name), changed.minus(subscription.progress), len(entries), on_disk)
 
     def know(self, topic: str, name: str, entry: Entry) -> None:
-        """Acknowledged and on disk, but unknown to others: as in a region that was restored."""
+        """Acknowledged and on disk, but unknown to others, as in a restored region."""
         delta = Progress()
         delta.ack(ZERO, entry.origin.region, entry.prev, entry.origin.position)
         subscription = self.topics[topic].subscriptions[name]
@@ -275,7 +275,7 @@ class WorldRegion:
         self._change((topic, name), delta)
 
     def unacked(self, topic: str, name: str) -> list[Entry]:
-        """What a consumer here would get, in its order."""
+        """Entries that a consumer here would get, in order."""
         found = self.topics[topic]
         progress = found.subscriptions[name].progress
         return [
@@ -310,7 +310,7 @@ class WorldRegion:
 
 @dataclass
 class Link:
-    """From the region that dialled to another one."""
+    """A link from ``owner``, which dialled, to ``remote``."""
 
     owner: str
     remote: str
@@ -325,7 +325,7 @@ class Network:
 
     latency_ms: int = 1
     jitter_ms: int = 0
-    """Maximum random extra, drawn per message, so that messages overtake each other."""
+    """Maximum of the random extra delay of each message, which lets messages overtake each other."""
     loss: float = 0.0
     duplication: float = 0.0
     deaf: set[tuple[str, str]] = field(default_factory=set)
@@ -333,7 +333,7 @@ class Network:
 
 
 class ExchangeWorld:
-    """Regions, links, time."""
+    """Regions, links and time."""
 
     def __init__(
         self,
@@ -355,13 +355,13 @@ class ExchangeWorld:
         """Messages put on a link, by kind."""
         self.sent_bytes: Counter[str] = Counter()
         self.on_message: Callable[[str, str, PeerMessage], None] | None = None
-        """Told of every message that arrives: from, to, what."""
+        """Called for every message that arrives: from, to, message."""
         self._asked: dict[tuple[str, str, int], Key] = {}
-        """By whom who was asked, and the question's number."""
+        """Subscription that a barrier asks about, by asking region, asked region and number."""
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
         self.facts: dict[tuple[str, str, str], Progress] = {}
-        """Region, topic, subscription -> all that its own clients ever did there, but for what a crash took."""
+        """Region, topic, subscription -> all that its clients did there, except what crashes destroyed."""
         self.links = {(a, b): Link(a, b) for a in self.names for b in self.names if a != b}
         self.regions = {name: make_region(name, self) for name in self.names}
 
@@ -389,13 +389,13 @@ class ExchangeWorld:
         self.now_ms = end
 
     def settle(self) -> None:
-        """What the shell does at the end of a turn of the event loop."""
+        """Does what the shell does at the end of an event loop's turn."""
         for region in self.regions.values():
             due = region.exchange.next_deadline()
             if due is not None and due <= self.now_ms:
                 region.exchange.tick(self.now_ms)
                 left = region.exchange.next_deadline()
-                assert left is None or left > self.now_ms, f"{region.region}: tick left something that is due undone"
+                assert left is None or left > self.now_ms, f"{region.region}: something is still due after tick"
 
     # -- links
 
@@ -425,7 +425,7 @@ class ExchangeWorld:
             self.regions[owner].exchange.disconnected(remote, self.now_ms)
 
     def listen(self) -> list[tuple[int, str, str, PeerMessage]]:
-        """Every message that arrives from now on: when, from, to, what."""
+        """Record every message that arrives from now on: time, from, to, message."""
         heard: list[tuple[int, str, str, PeerMessage]] = []
 
         def note(source: str, target: str, message: PeerMessage) -> None:
@@ -471,7 +471,7 @@ class ExchangeWorld:
                 (command,) = FrameDecoder().feed(frame)
                 assert isinstance(command, Command)
                 received = codec.decode(command.type, command.message)
-                assert received == message, "what was read is what was written"
+                assert received == message, "the decoded message differs from the encoded one"
                 if self.on_message is not None:
                     self.on_message(source, target, received)
                 self.regions[target].exchange.received(source, received, reply, self.now_ms)
@@ -529,9 +529,9 @@ T, S = "t", "sub"
 def connected(
     names: Sequence[str], *, limits: ExchangeLimits | None = None, entries: int = 10, ledgers: Sequence[int] = (1,)
 ) -> ExchangeWorld:
-    """Regions that reach each other, messages of the first one, a subscription known everywhere; nothing on its way.
+    """Connected regions, messages of the first one, a subscription known everywhere; nothing is under way.
 
-    :param entries: how many messages each of the ledgers has.
+    :param entries: number of messages in each of the ledgers.
     """
     world = ExchangeWorld(names, limits=limits)
     world.connect_all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replicator of a region of Apache Pulsar, as a topic sees it."""
+"""The replicator of an Apache Pulsar region, as a topic sees it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ APACHE = "apache"
 
 
 class Port:
-    """The connection: what it answered, in order."""
+    """The connection; records its answers in order."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[Any, ...]] = []
@@ -54,7 +54,7 @@ def sent(number: int, source: str | None, **fields: Any) -> Send:
 
 
 async def entered(one: Region, *, names_sources: bool = True) -> tuple[Producer, Port]:
-    """It has connected."""
+    """Connect the replicator."""
     port = Port()
     producer = Producer(
         *(one.topic, port, 1, f"pulsar.repl.{APACHE}-->{one.name}"),

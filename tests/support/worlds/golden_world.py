@@ -2,7 +2,7 @@
 """A small deterministic world with one of everything that Meridian 0.1 writes to disk or to a peer.
 
 ``tests/golden/make`` writes it to files once per released format; ``tests/unit/house/test_golden_files.py`` reads those
-files with the current code. Nothing here depends on a clock or on chance, so the files are the same on every machine.
+files with the current code. Nothing here depends on clocks or randomness, so the files are the same on every machine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ RECORD = (
     b'{"name":"billing","replicated":true,"flag_stamp":[1735516800000,1,"us-east"],'
     b'"created":[1735516800000,0,"eu-central"],"properties":{"team":"\\u00fc"}}'
 )
-"""The same as 0.1 writes it. Spelt out, because JSON may gain fields without becoming another format."""
+"""The same record as 0.1 writes it, spelt out because JSON may gain fields without a new format."""
 
 # -- positions
 
@@ -91,7 +91,7 @@ def progress() -> Progress:
 
 
 def progress_by_time() -> Progress:
-    """A seek by time, kept as the time."""
+    """A seek by time, stored as the time."""
     made = Progress()
     made.ack(ZERO, "us-east", EARLIEST, Position(3, 40))
     made.rewind(EPOCH, {}, publish_time_ms=TIME_MS - 5)
@@ -100,7 +100,7 @@ def progress_by_time() -> Progress:
 
 
 def noted_once() -> Progress:
-    """A delta over two seeks by time."""
+    """A delta after two seeks by time."""
     whole = progress_by_time()
     whole.rewind(Stamp(TIME_MS + 10, 0, "us-west"), {}, publish_time_ms=TIME_MS + 5)
     delta = whole.empty_delta()
@@ -109,7 +109,7 @@ def noted_once() -> Progress:
 
 
 def reported() -> Progress:
-    """The same with two regions' reports of what they no longer owe (format 4)."""
+    """``progress()`` with two regions' reports of what they no longer owe (format 4)."""
     made = progress()
     for number, region in enumerate(REGIONS[:2]):
         upto = {"us-east": Position(3, 44), "eu-central": Position(8, 12 + number)}
@@ -118,7 +118,7 @@ def reported() -> Progress:
 
 
 def dropped() -> Dropped:
-    """Every cause."""
+    """Drops for every cause."""
     made = Dropped()
     for number, cause in enumerate(Cause):
         made.add(cause, REGIONS[number % 3], Position(2, 10 * number), Position(2, 10 * number + 4))
@@ -136,14 +136,14 @@ def own_entry() -> bytes:
 
 
 def unchained_header() -> entry.EntryHeader:
-    """Of a message of a region of Apache Pulsar, as it is read back."""
+    """Header of a message from an Apache Pulsar region, as it is read back."""
     origin = Position(1 << 52, 41)
     header = foreign_header()._replace(flags=entry.FOREIGN | entry.UNCHAINED, region="apache", origin=origin)
     return header._replace(prev=entry.before(origin), body_offset=71)
 
 
 def foreign_header() -> entry.EntryHeader:
-    """``body_offset`` is what the packed header says."""
+    """``body_offset`` is that of the packed header."""
     return entry.EntryHeader(
         flags=entry.FOREIGN | entry.MARKER,
         body_offset=75,
@@ -195,7 +195,7 @@ VOTERS = VoterSets((*FIRST.lists, (Stamp(TIME_MS + 1, 3, "us-west"), tuple(sorte
 
 
 def peer_messages() -> list[peer.PeerMessage]:
-    """One of each, with every field in use."""
+    """One message of each kind, with every field in use."""
     bytes_of_progress, record, incarnation = progress().encode(), RECORD, str(EPOCH)
     keys = (
         peer.KeyDigest((ZERO, "us-east", -1), 1 << 63),
@@ -255,12 +255,12 @@ LEDGERS = {
     2: [b"%d:" % number + b"y" * 40 for number in range(30)],
     4: [b"the tail"],
 }
-"""What the ledgers of the log hold. 3 was deleted; 4 is open, as after a kill."""
+"""Entries of the log's ledgers. 3 was deleted; 4 is open, as after a kill."""
 LABELS = {
     1: Label(LedgerKind.MESSAGES, Belonging(TOPIC, ""), Position(0, 17), {"us-west": Position(5, 4)}, is_joined=False),
     2: Label(LedgerKind.PROGRESS, Belonging(TOPIC, "1735516800000.3@eu-central")),
 }
-"""What they were made with, since format 2 of the log."""
+"""Labels that they were created with, since format 2 of the log."""
 CONFIRMED = {1: (3, True), 2: (30, True), 4: (1, False)}
 
 
@@ -277,7 +277,7 @@ async def write_log(directory: Path) -> None:
         await writer.seal()
     await store.delete(3)
     await store.close()
-    # A start begins a new segment, so the one before is closed: it gets its index file, and a checkpoint is due.
+    # A start begins a new segment, so the previous one is closed: it gets its index file, and a checkpoint is due.
     store = await LocalLedgerStore.start(used, checkpoint_bytes=1)
     await store.tidy()
     await store.close()
@@ -302,7 +302,7 @@ async def _append(append: Callable[..., int], data: bytes) -> None:
 
 
 def catalog_on(store: SqliteMetadataStore) -> Catalog:
-    """A catalog of us-east whose clock stands still."""
+    """A catalog of us-east with a stopped clock."""
     return Catalog(store, HybridClock(lambda: TIME_MS, "us-east"), lambda: TIME_MS, asyncio.sleep, lambda _: 0)
 
 
@@ -324,13 +324,13 @@ AT_REST = replace(
     progress_ledgers=(),
     progress_snapshot=(b"first record of its progress log", b"second"),
 )
-"""A topic that has given up its ledger of acknowledgements (since format 2 of this record)."""
+"""A topic that gave up its ledger of acknowledgements (since format 2 of this record)."""
 SCHEMA = SchemaRecord("JSON", b'{"type":"record","name":"Order","fields":[]}', {"by": "hand"}, TIME_MS)
 POLICIES = NamespaceRecord(frozenset(REGIONS), own={RETENTION: Retention(60, -1), MESSAGE_TTL: 3600})
 
 
 async def write_metadata(file: Path) -> None:
-    """A region's embedded metadata with one of each record, as the SQL that makes it: SQLite's own bytes may differ."""
+    """A region's embedded metadata with one record of each kind, as SQL, because SQLite's own bytes may differ."""
     database = file.with_suffix(".sqlite")
     store = await SqliteMetadataStore.open(database)
     try:
@@ -362,7 +362,7 @@ async def write_metadata(file: Path) -> None:
 
 
 def metadata_messages() -> list[events.Message]:
-    """What regions say by the event topic of synchronized metadata."""
+    """Messages of regions on the event topic of synchronized metadata."""
     stamp, earlier = Stamp(TIME_MS, 3, "us-east"), (1, Stamp(TIME_MS - 5, 0, "us-west"))
     changed = (
         events.Event("/geo/namespaces/shop/orders/policies/message_ttl_in_seconds", Stamped(stamp, b"60", 1), earlier),
@@ -387,11 +387,11 @@ def offloaded() -> tuple[bytes, CopyIndex]:
 
 
 OFFLOADED = Offloaded(OFFLOADED_LEDGER, State.AWAY, "c0ffee", TIME_MS, 5, 60, b"label")
-"""Where that ledger is."""
+"""The record of where that ledger is stored."""
 
 
 def small_files() -> dict[str, bytes]:
-    """Everything but the directories."""
+    """All files except the directories."""
     files = {
         "ack-set.bin": ack_set().encode(),
         "progress.bin": progress().encode(),
@@ -419,7 +419,7 @@ def small_files() -> dict[str, bytes]:
 
 
 async def write(directory: Path) -> None:
-    """Write everything into a directory that is empty or missing."""
+    """Write everything into an empty or missing directory."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, data in small_files().items():
         (directory / name).write_bytes(data)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases between regions of several brokers: one broker of a region owns the topic, and so speaks for the region.
+"""Leases between regions of several brokers: the broker that owns the topic speaks for its region.
 
-The region's votes are on a disk that its brokers share; what an owner writes after the next one began is refused there
-(R10). An owner counts its own lease on the topic by its own clock, and may be suspended past it. Other regions learn
+The region's votes are on a disk that its brokers share, which refuses what an owner writes after the next one began
+(R10). An owner counts its lease on the topic by its own clock, and may be suspended past its end. Other regions learn
 late who owns the topic.
 """
 
@@ -18,12 +18,12 @@ from meridian_broker.replication.leases.voter import Vote
 from support.worlds.lease_world import EAGER, LeaseNode, LeaseWorld
 
 OWNER_MS = 1500
-"""The lease on the topic within a region."""
+"""Duration of the lease on the topic within a region."""
 OWNERS_SHARE = 0.97
-"""... of which its owner counts so much by its own clock."""
+"""The share of it that the owner counts on, by its own clock."""
 BEAT_MS = 300
 SEEN_MS = 600
-"""So long it takes at most until another region knows of a new owner."""
+"""The longest time until another region knows of a new owner."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Home:
     disk: dict[Stream, tuple[str, int, int]] = field(default_factory=dict)
     wanted: set[Stream] = field(default_factory=set)
     owner: str = ""
-    """The broker that owns the topic, in truth; empty: none."""
+    """The broker that actually owns the topic; empty: none."""
     term: int = 0
     expires_us: int = 0
 
@@ -45,7 +45,7 @@ class BrokerNode(LeaseNode):
 
     def __init__(self, world: LeaseBrokersWorld, name: str, rate: float, began_ms: int) -> None:
         self.term = 0
-        """Its term, as far as it knows; 0: it does not own the topic."""
+        """Its term, as far as it knows; 0: it knows that it does not own the topic."""
         self.is_open = False
         self.valid_until_ms = 0
         super().__init__(world, name, rate, began_ms)
@@ -60,7 +60,7 @@ class BrokerNode(LeaseNode):
 
     @property
     def serves(self) -> bool:
-        """By its own clock."""
+        """Whether it owns the topic by its own clock."""
         return self.alive and self.is_open and self.now_ms() < self.valid_until_ms
 
     def want(self, stream: Stream) -> None:
@@ -69,7 +69,7 @@ class BrokerNode(LeaseNode):
             super().want(stream)
 
     def happen(self, kind: str, stream: Stream) -> None:
-        """Consumers come to the region, or leave it."""
+        """Consumers arrive in the region, or leave it."""
         if kind == "want":
             self.want(stream)
         else:
@@ -78,7 +78,7 @@ class BrokerNode(LeaseNode):
     # -- ownership
 
     def gain(self) -> None:
-        """It owns the topic: it reads what the region voted, then votes and asks."""
+        """Own the topic: read the region's votes, then vote and ask for leases."""
         home, life = self.home, self.life
         home.owner, home.term = self.name, home.term + 1
         self.term = term = home.term
@@ -94,7 +94,7 @@ class BrokerNode(LeaseNode):
         self.world.after_us(self.world.disk_us(), lambda: self.do(opened) if self.alive else None)
 
     def keep(self) -> None:
-        """Renew the lease on the topic, if it is not another's; notice if it is."""
+        """Renew the lease on the topic, or notice that another broker has it."""
         if self.home.owner == self.name and self.home.term == self.term:
             self.valid_until_ms = self.now_ms() + int(OWNER_MS * OWNERS_SHARE)
             self.home.expires_us = self.world.now_us + OWNER_MS * 1000
@@ -102,14 +102,14 @@ class BrokerNode(LeaseNode):
             self.lose()
 
     def lose(self) -> None:
-        """It does not own the topic any more."""
+        """Stop owning the topic."""
         self.term, self.is_open = 0, False
         self.leases.leave(list(self.leases.claims), self.now_ms())
         self.voter.moved({stream[0] for stream in self.world.streams})
         self._wake()
 
     def hand_over(self, to: BrokerNode) -> None:
-        """Close the topic: release what is held, wait for the disk, and let the other broker own it."""
+        """Close the topic: release its leases, wait for the disk, and let the other broker own it."""
         term = self.term
         self.is_open = False
         self.leases.leave(list(self.leases.claims), self.now_ms())
@@ -162,7 +162,7 @@ class BrokerNode(LeaseNode):
 
         def synced() -> None:
             if self.home.term != term:
-                return  # the fence of the next owner
+                return  # fenced by the next owner
             if self.alive and self.life == life:
                 while any(one is written for one in writing):
                     self.disk.update(writing.pop(0))
@@ -172,13 +172,13 @@ class BrokerNode(LeaseNode):
 
 
 class LeaseBrokersWorld(LeaseWorld):
-    """Regions of so many brokers each."""
+    """Regions, with the number of brokers of each."""
 
     def __init__(self, brokers: dict[str, int], seed: int, *, delay_ms: int = 50, disk_ms: int = 20) -> None:
         self.brokers = brokers
         self.homes = {region: Home() for region in brokers}
         self.seen: dict[tuple[str, str], str] = {}
-        """The owner in another region, as a broker knows it."""
+        """Broker, other region -> the owner there, as far as this broker knows."""
         self._shown = dict.fromkeys(brokers, "")
         super().__init__(list(brokers), seed, delay_ms=delay_ms, disk_ms=disk_ms, times=EAGER)
         self._look()
@@ -193,7 +193,7 @@ class LeaseBrokersWorld(LeaseWorld):
         return [node for node in self.nodes.values() if isinstance(node, BrokerNode) and node.region == region]
 
     def owner(self, region: str) -> BrokerNode | None:
-        """In truth."""
+        """The broker that actually owns the topic."""
         node = self.nodes.get(self.homes[region].owner)
         return node if isinstance(node, BrokerNode) else None
 
@@ -201,7 +201,7 @@ class LeaseBrokersWorld(LeaseWorld):
         return self.random.randrange(100, self.disk_ms * 1000)
 
     def _look(self) -> None:
-        """Leases within regions are renewed, and topics without an owner get one."""
+        """Renew the leases within regions, and give topics without an owner a new one."""
         for region, home in self.homes.items():
             running = [node for node in self.of(region) if node.alive and not node.paused]
             for node in running:

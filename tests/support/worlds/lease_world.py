@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Voters and holders of leases in one process, with clocks that run at different rates, messages that are late, lost or
-duplicated, crashes that keep what is durable, and pauses during which a process stands still while its clock runs."""
+duplicated, crashes that keep what is durable, and pauses in which a process stops while its clock runs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from meridian_broker.replication.peers import region_of
 
 TIMES = LeaseTimes(duration=3000, step=200, linger=500)
 EAGER = LeaseTimes(duration=2000, step=25, linger=100)
-"""No wait is longer than the protocol requires, so that tests see what it requires."""
+"""No wait is longer than the protocol requires, so that tests notice when one is too short."""
 SUBJECT = ("t", "s")
 
 
 class VoteBasis:
-    """What a node votes on."""
+    """The state that a node's vote is based on."""
 
     def __init__(self, node: LeaseNode, stream: Stream) -> None:
         self._node, self._stream, self._disk = node, stream, node.disk
@@ -59,7 +59,7 @@ class LeaseNode:
         self.disk: dict[Stream, tuple[str, int, int]] = {}
         self.known_on_disk = self.voter_sets_now = VoterSets()
         self.told: Voters = tuple(sorted(world.names))
-        """Who is to vote, as this node was told; empty: the topic does not live here."""
+        """The voters that an operator set here; empty: the topic is not in this region."""
         self.preferred: dict[Stream, str] = {}
         self.life = 0
         self.alive = False
@@ -68,7 +68,7 @@ class LeaseNode:
         self.wanted: set[Stream] = set()
         self.drain_ms = 100
         self._wakes = 0
-        """Only the last of the timers counts."""
+        """Number of timers set; only the last one counts."""
         self._to_others = self.peer_of, self.can_ask, self.send
         self.leases: Leases
         self.voter: Voter
@@ -81,7 +81,7 @@ class LeaseNode:
         return self.began_ms + int(self.world.now_us * self.rate) // 1000
 
     def true_us(self, ms: int) -> float:
-        """When this node's clock shows it."""
+        """True time at which this node's clock shows ``ms``."""
         return (ms - self.began_ms) * 1000 / self.rate
 
     def start(self) -> None:
@@ -96,7 +96,7 @@ class LeaseNode:
         self.begin()
 
     def begin(self) -> None:
-        """Find what was voted, and serve the streams."""
+        """Find earlier votes, and serve the streams."""
         self.find()
         for stream in sorted(self.wanted):
             self.want(stream)
@@ -124,7 +124,7 @@ class LeaseNode:
         return self.preferred.get(stream, stream[2])
 
     def holds(self, stream: Stream) -> bool:
-        """Would it read the stream at this instant if it were scheduled?"""
+        """Whether the node would read the stream if it were scheduled at this instant."""
         claim = self.leases.claims.get(stream) if self.alive else None
         return claim is not None and claim.is_held and self.now_ms() < claim.until_ms
 
@@ -171,14 +171,14 @@ class LeaseNode:
             self.do(self._follow)
 
     def _follow(self) -> None:
-        if self.told and self.voter_sets_now.lists:  # else there is no record here as yet
+        if self.told and self.voter_sets_now.lists:  # otherwise, there is no record here yet
             known = self.voter_sets_now
             self.know(known.also(self.told, self.world.stamp(self.name, known.committed)))
             if not self.voter_sets_now.is_committed:
                 self.reconfiguration.ask(SUBJECT)
 
     def know(self, known: VoterSets, then: Callable[[], None] = lambda: None) -> None:
-        """Keep it, as a record that is written; ``then`` once it is on disk."""
+        """Adopt these voter sets and write them; call ``then`` once they are on disk."""
         life = self.life
         if known != self.voter_sets_now:
             self.voter_sets_now = known
@@ -280,7 +280,7 @@ class LeaseNode:
 
         def synced() -> None:
             if self.alive and self.life == life:
-                while any(one is written for one in writing):  # it is a log: what was written before is there, too
+                while any(one is written for one in writing):  # a log: earlier writes are durable, too
                     self.disk.update(writing.pop(0))
                 self.do(lambda: durable([stream for stream, _ in written]))
 
@@ -318,7 +318,7 @@ class LeaseNode:
 
 
 class LeaseWorld:
-    """Everything, in true microseconds."""
+    """Nodes, links and disks, in true microseconds."""
 
     def __init__(
         self,
@@ -339,7 +339,7 @@ class LeaseWorld:
         self.cuts: set[frozenset[str]] = set()
         self.wins: dict[Stream, int] = {}
         self.renewed = self.named = 0
-        """Answers to renewals without names; streams that were asked for by name."""
+        """Number of answers to renewals without names, and of streams that were asked for by name."""
         self.old: set[str] = set()
         """Nodes that renew by name only."""
         self.streams: list[Stream] = [("t", "s", name) for name in names]
@@ -354,11 +354,11 @@ class LeaseWorld:
             self.nodes[name] = LeaseNode(self, name, *self.clock())
 
     def clock(self) -> tuple[float, int]:
-        """The rate of a node's clock, and what it shows at the beginning."""
+        """The rate of a node's clock, and its time at the beginning."""
         return self.random.choice([1 - CLOCK_RATE, 1 + CLOCK_RATE, 1.0]), self.random.randrange(10**9)
 
     def stamp(self, name: str, after: Stamp) -> Stamp:
-        """By a clock that is off."""
+        """A stamp by a clock that is wrong."""
         now = Stamp(1000 + self.now_us // 1000 + self.skews_ms[region_of(name)], 0, name)
         return now if now > after else Stamp(after.time_ms, after.counter + 1, name)
 
@@ -399,7 +399,7 @@ class LeaseWorld:
         self.now_us = end
 
     def repair(self) -> None:
-        """Links and disks are well from now on, and every node runs."""
+        """From now on, links and disks work, and every node runs."""
         self.cuts.clear()
         self.loss = self.twice = 0.0
         self.delay_ms, self.disk_ms = 20, 5
@@ -409,7 +409,7 @@ class LeaseWorld:
             node.resume()
 
     def happens(self, kind: str, one: str, other: str, stream: Stream) -> None:
-        """One step of a story: what happens to the node ``one``; nothing, where it cannot."""
+        """One step of a story, which happens to node ``one`` if it is possible there."""
         node = self.nodes[one]
         if kind == "want":
             node.want(stream)
@@ -435,7 +435,7 @@ class LeaseWorld:
 
     def check(self, stream: Stream) -> None:
         holders = self.holders(stream)
-        assert len(holders) <= 1, f"at {self.now_us} us {holders} hold {stream} at once"
+        assert len(holders) <= 1, f"at {self.now_us} us, {holders} hold {stream} at once"
         for node in self.nodes.values():
             claim = node.leases.claims.get(stream) if node.alive else None
             for voter, asked_ms in claim.asked_ms.items() if claim is not None else ():
@@ -445,7 +445,7 @@ class LeaseWorld:
                     self.check_promise(node, claim, voter, believed_us)
 
     def check_promise(self, node: LeaseNode, claim: Claim, name: str, believed_us: float) -> None:
-        """What a holder believes that a voter promised until then, the voter knows, and for longer."""
+        """A voter knows each promise that a holder counts on, and keeps it at least as long."""
         voter = self.nodes[name]
         if not voter.alive:
             return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ledgers in memory, a bucket in memory, and a broker that offloads the one to the other and can be killed."""
+"""Ledgers and a bucket in memory, and a broker that offloads ledgers to the bucket and can be killed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FOLDER = "us"
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process is killed here."""
 
 
 class MemoryStorage(MemoryLedgerStore):
-    """With what the process around a store asks, as far as tests need it."""
+    """A ledger store, with what its process asks of it, as far as tests need that."""
 
     is_apart = True
     full = None
@@ -50,10 +50,10 @@ class MemoryStorage(MemoryLedgerStore):
 
 
 class MemoryMetadata:
-    """As much of a metadata store as the table of offloaded ledgers uses."""
+    """The part of a metadata store that the table of offloaded ledgers uses."""
 
     def __init__(self, records: dict[str, Record], step: Callable[[], None]) -> None:
-        """:param step: called before each write, and after it: it may have been executed and not answered."""
+        """:param step: called before each write and after it, when it is executed but not answered."""
         self._records = records
         self._step = step
 
@@ -80,7 +80,7 @@ class MemoryMetadata:
         self._step()
         found = self._records.get(path)
         if (ABSENT if found is None else found.version) != expected:
-            raise VersionConflict(f"{path} has another version")
+            raise VersionConflict(f"{path} has a different version")
 
 
 class OffloadWorld:
@@ -99,7 +99,7 @@ class OffloadWorld:
         """The step at which the process is killed; -1: none."""
 
     async def start(self, *, prefers_copies: bool = False, cache_bytes: int = 10_000) -> OffloadedLedgers:
-        """The next process on the same disk, bucket and metadata."""
+        """Start the next process on the same disk, bucket and metadata."""
         self.fence += 1
         self.steps, self.killed_at = 0, -1
         self.near = MemoryStorage(self.disk, schedule=asyncio.get_running_loop().call_soon)
@@ -127,13 +127,13 @@ class OffloadWorld:
         await self.scheduler.close()
 
     async def sealed(self, ledger_id: int, entries: Sequence[bytes]) -> None:
-        """A sealed ledger with these entries."""
+        """Create a sealed ledger with these entries."""
         writer = await self.store.create(ledger_id, self.fence, LABEL)
         await append_all(writer, list(entries))
         await writer.seal()
 
     async def away(self, ledger_id: int, entries: Sequence[bytes]) -> None:
-        """A ledger of which only the copy is left."""
+        """Create a ledger of which only the copy is left."""
         await self.sealed(ledger_id, entries)
         await self.offloading.copy(ledger_id, self.fence)
         await self.offloading.leave(ledger_id)

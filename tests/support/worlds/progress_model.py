@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simplest model of progress: the acks of every entry in every layer; and random plans to test it with."""
+"""The simplest model of progress, the acks of every entry in every layer, and random plans to test it with."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ many = settings(max_examples=600, deadline=None)
 
 
 def publish_time(region: str, place: Position) -> int:
-    """Each entry has one, in no order: producers' clocks differ."""
+    """An entry's publish time. They are in no order, because producers' clocks differ."""
     return 1 + (place.ledger * 31 + place.entry * 17 + len(region) + (region == "us-west") * 5) % 7
 
 
-# Drawing one of many prepared values is ten times as fast as building each from draws.
+# Drawing from many prepared values is ten times as fast as building each value from draws.
 def pick(ready: list[Any]) -> st.SearchStrategy[Any]:
     return st.integers(0, len(ready) - 1).map(ready.__getitem__)
 
@@ -47,11 +47,11 @@ REWINDS: list[tuple[Any, ...]] = [
     *(a_rewind(Random(seed)) for seed in range(600)),
 ]
 histories = st.tuples(*(pick(REWINDS) for _ in EPOCHS))
-"""What the rewind of each epoch says: one stamp is one rewind."""
+"""The rewind of each epoch: a stamp stands for one rewind."""
 
 
 def a_beginning(life: Stamp, created: Stamp, random: Random) -> Beginning:
-    """One stamp is one creation, at one place."""
+    """The beginning of a creation: a stamp stands for one creation, at one place."""
     return Beginning(life, created, {region: random.choice(PLACES[1:]) for region in REGIONS if random.random() < 0.7})
 
 
@@ -99,7 +99,7 @@ def run(progress: Progress, step: tuple[Any, ...], history: tuple[Any, ...]) -> 
 
 
 class NaiveModel:
-    """Per epoch and entry the acked messages as bits. Never forgets a layer."""
+    """Per epoch and entry, the acked messages as bits. Never forgets a layer."""
 
     def __init__(self) -> None:
         self.beginning = Beginning(ZERO, ZERO, {})
@@ -146,7 +146,7 @@ class NaiveModel:
         self.acked[key] = self.acked.get(key, 0) | bits
 
     def begin(self, other: Beginning) -> None:
-        """A later incarnation is another subscription; of its creations the earlier one counts."""
+        """A later incarnation is another subscription; of two creations of one, the earlier one counts."""
         if self.beginning.life < other.life:
             self.rewinds, self.acked, self.beginning = {}, {}, other
         elif self.beginning.life == other.life and other.created != ZERO:
@@ -185,7 +185,7 @@ def reads(progress: Progress) -> dict[tuple[str, Position], int]:
 def build(plan: list[tuple[Any, ...]], history: tuple[Any, ...]) -> tuple[Progress, NaiveModel]:
     progress, model = Progress(), NaiveModel()
     for step in plan:
-        # A layer that is overruled for good may be forgotten, and its epoch with it, but the newest never is.
+        # A layer that is overruled for good may be forgotten with its epoch, but never the newest one.
         assert progress.epoch == model.epoch
         run(progress, step, history)
         model.run(step, history)

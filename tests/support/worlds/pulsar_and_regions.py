@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two regions of Meridian, and what a region of Apache Pulsar sends to each of them by itself."""
+"""Two regions of Meridian, and messages that an Apache Pulsar region sends to each of them separately."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUB = "sub"
 
 
 class _Link:
-    """What one region tells the other, once it is durable."""
+    """Sends changes of one region to the other, once they are durable."""
 
     def __init__(self, world: Regions, region: str) -> None:
         self._world, self._region = world, region
@@ -36,7 +36,7 @@ class _Link:
 
 
 class Regions:
-    """See the module's text. What one region acknowledges reaches the other at once, unless ``is_cut``."""
+    """See the module's text. Acknowledgements of one region reach the other at once, unless ``is_cut``."""
 
     def __init__(self, *names: str, ledger_entries: int = 5) -> None:
         self.all = {name: Region(name=name, ledger_entries=ledger_entries) for name in names}
@@ -71,7 +71,7 @@ class Regions:
                 rewinding.merge(found.cursor, Progress.decode(encoded), lambda _: None)
 
     async def compare(self) -> None:
-        """As digests do: each region gets what it lacks."""
+        """Give each region what it lacks, as digests do."""
         for name, one in self.all.items():
             self.tell(name, SUB, one.topic.subscriptions[SUB].cursor.progress.encode())
             await self.settle()
@@ -81,7 +81,7 @@ class Regions:
             await one.settle()
 
     async def look_after(self) -> None:
-        """As every region does from time to time: report, and raise floors."""
+        """Report and raise floors, as every region does periodically."""
         for _ in range(2):
             for one in self.all.values():
                 await floors.look_after(one.topic.subscriptions[SUB].cursor)
@@ -90,7 +90,7 @@ class Regions:
     # -- one region --------------------------------------------------------------------------------------------------
 
     async def bring(self, name: str, sources: Iterable[Position], **fields: Any) -> list[tuple[Any, ...]]:
-        """Pulsar connects to a region and sends these. Returns the answers."""
+        """Pulsar connects to a region and sends messages from these positions. Returns the answers."""
         one = self.all[name]
         producer, port = await entered(one)
         for number, source in enumerate(sources):
@@ -99,13 +99,13 @@ class Regions:
         return port.answers
 
     async def stored(self, name: str) -> dict[Position, Position]:
-        """Pulsar's messages here: source -> position."""
+        """Pulsar's messages in a region: source -> position."""
         log, found, at = self.all[name].topic.log, dict[Position, Position](), EARLIEST
         while some := await log.read_after(at, 1000, 1 << 20):
             for at, entry in some:
                 header = unpack(entry)
                 if header.region == APACHE and header.origin is not None:
-                    assert header.origin not in found, "stored once"
+                    assert header.origin not in found, "stored twice"
                     found[header.origin] = at
         return found
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region of Apache Pulsar in ``snapshot_world``: it speaks replication and the markers of PIP-33, and nothing else.
+"""An Apache Pulsar region in ``snapshot_world``: it supports replication and the markers of PIP-33, nothing else.
 
-It does what Pulsar's brokers do, where that differs from ``replication/snapshots``: both rounds of a snapshot have one
-id; nothing follows up on another region's snapshot; one begins each interval, if a message was stored since the last
-complete one began; a failed write is noticed by the time limit alone; and a restart asks for no snapshot by itself.
+It follows Pulsar's brokers where they differ from ``replication/snapshots``: both rounds of a snapshot have the same
+id; nothing follows up on another region's snapshot; a snapshot begins each interval if a message was stored since the
+last complete one began; a failed write is noticed only by the time limit; a restart requests no snapshot.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from meridian_broker.wire.pulsar.markers import (
 class _Builder:
     began_ms: int
     news: int
-    """How many messages were stored here when it began."""
+    """Number of messages stored here when the snapshot began."""
     waits_for: set[str]
     positions: dict[str, Position] = field(default_factory=dict)
-    """Of the first round."""
+    """Positions of the first round."""
     is_second: bool = False
 
 
@@ -44,9 +44,9 @@ class PulsarController:
         self._builders: dict[str, _Builder] = {}
         self._next_ms = host.now_ms() + rules.interval_ms
         self._stored = 0
-        """Messages, in this run of the broker."""
+        """Number of messages stored in this run of the broker."""
         self._covered = 0
-        """How many of them there were when the last complete snapshot began."""
+        """Value of ``_stored`` when the last complete snapshot began."""
         self._has_completed = False
 
     # -- time
@@ -141,4 +141,4 @@ class PulsarController:
 
 
 def _unnoticed(_: Position | None) -> None:
-    """Whether a marker was stored."""
+    """Ignore whether a marker was stored."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log, a network and a remote topic in memory, for the tests of the replicator's core.
+"""A log, a network and a remote topic in memory, for tests of the replicator's core.
 
-The remote applies rules R3, R4 and R7 only to the bytes it receives, and loses on a crash what was not yet durable. The
-network loses messages in flight when it breaks, or delivers them late, to the next producer.
+The remote applies rules R3, R4 and R7 only to the bytes it receives, and loses in a crash what was not yet durable.
+When the network breaks, it loses messages in flight, or delivers them late, to the next producer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LocalLog:
     def __init__(self) -> None:
         self.stored: list[tuple[Position, bytes]] = []
         self.wanted: list[Position] = []
-        """What is meant for the remote, trimmed entries included."""
+        """Entries for the remote, trimmed ones included."""
         self.own = EARLIEST
         self.owns: list[Position] = []
         self.end = EARLIEST
@@ -85,7 +85,7 @@ class LocalLog:
         return found
 
     def own_upto(self, upto: Position) -> list[Position]:
-        """Own entries up to there, trimmed ones included."""
+        """Own entries up to ``upto``, trimmed ones included."""
         return [position for position in self.owns if position <= upto]
 
     def trim(self, upto: Position) -> None:
@@ -95,21 +95,21 @@ class LocalLog:
 
 @dataclass
 class RemoteTopic:
-    """The receiver. ``stored`` is appended, of which the first ``durable`` entries survive a crash."""
+    """The receiver. The first ``durable`` of the ``stored`` entries survive a crash."""
 
     stored: list[Position] = field(default_factory=list)
     durable: int = 0
     unsent: deque[tuple[int, int]] = field(default_factory=deque)  # (sequence, length of stored it waits for)
     refused: list[str] = field(default_factory=list)
     markers: list[tuple[Position, Position]] = field(default_factory=list)
-    """Where each marker was written, and the last entry stored here when it arrived."""
+    """Origin of each marker, and the last entry stored here when it arrived."""
 
     @property
     def last(self) -> Position:
         return self.stored[-1] if self.stored else EARLIEST
 
     def take(self, send: Send) -> str | None:
-        """One SEND; returns why it is refused, None when it is not."""
+        """Receive a SEND; return why it is refused, or None."""
         stamp = send.origin
         assert send.checksum_ok and stamp.region == LOCAL
         assert metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) == stamp.checksum, "R7"
@@ -130,7 +130,7 @@ class RemoteTopic:
         return None
 
     def sync(self, count: int) -> None:
-        """Some of what was appended becomes durable."""
+        """The next ``count`` appended entries become durable."""
         self.durable = min(len(self.stored), self.durable + count)
 
     def receipts(self) -> list[int]:
@@ -140,7 +140,7 @@ class RemoteTopic:
         return ready
 
     def place(self) -> RemotePlace:
-        """The answer to PRODUCER: waits until everything appended is durable, as R4 asks."""
+        """The answer to PRODUCER, after everything appended is durable, as R4 requires."""
         self.durable = len(self.stored)
         return RemotePlace(self.last, "")
 
@@ -177,7 +177,7 @@ class Wire:
         self.remote.unsent.clear()
 
     def pump(self) -> bool:
-        """Read once and send; False: the core wanted nothing or there was nothing."""
+        """Read once and send; False: the core wanted nothing, or there was nothing to read."""
         want = self.core.next_read()
         if want is None:
             return False
@@ -197,7 +197,7 @@ class Wire:
                 return
 
     def deliver_late(self) -> None:
-        """What an earlier connection still carried arrives; nobody hears the answer."""
+        """Messages of an earlier connection arrive; their answers are lost."""
         while self.late:
             self.remote.take(self.late.popleft())
             if self.remote.unsent:
@@ -210,7 +210,7 @@ class Wire:
             assert self.core.receipt(self.receipts.popleft())
 
     def finish(self) -> None:
-        """A network without faults, for as long as it takes."""
+        """Replicate everything over a network without faults."""
         self.disconnect()
         assert self.connect(), self.core.last_error
         for _ in range(10_000):
@@ -220,4 +220,4 @@ class Wire:
             self.confirm(10_000)
             if not moved:
                 return
-        raise AssertionError("replication does not come to an end")
+        raise AssertionError("replication does not end")

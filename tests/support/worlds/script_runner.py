@@ -3,7 +3,7 @@
 
 A script that begins with ``regions`` runs whole regions in the simulator; ``tests/simulation/story.py`` describes its
 language. One that begins with ``exchange`` tests only the progress exchange, message by message; one that begins with
-``metadata``, see ``sync_script.py``, only what keeps metadata equal; one that begins with ``snapshots``, see
+``metadata``, see ``sync_script.py``, only the synchronization of metadata; one that begins with ``snapshots``, see
 ``snapshot_script.py``, only subscriptions that follow each other by snapshots.
 
 A script is a list of commands. A command's output follows it, each line after ``> ``; the runner compares it, or
@@ -17,24 +17,24 @@ Commands of the exchange (times in milliseconds, messages by origin: ``us/1:2``,
     produce us t x3             publish; ``ledger=2`` opens another ledger
     hold us-eu / release us-eu  entries do not replicate between two regions / do again
     subscribe us t sub
-    take us t sub x2            dispatch to a consumer; what it holds is acked in the epoch of now (R13)
+    take us t sub x2            dispatch to a consumer; its acks count in the current epoch (R13)
     ack us t sub us/1:2 ...     one ACK command
     rewind us t sub us/1:0      seek back to a message
-    barrier us t sub            before the first dispatch (R20); its end is shown when it comes
-    flush us t sub              before a close is answered (R20)
+    barrier us t sub            wait, as before the first dispatch (R20); its end is shown when it happens
+    flush us t sub              wait, as before a close is answered (R20)
     cut us-eu / heal us-eu      both links between two regions; ``heal`` alone: all
     cut us>eu / heal us>eu      only the link that us dialled
-    crash us                    loses what is not on disk, and its links
-    disk us 20                  a write takes so long
+    crash us                    us loses what is not on disk, and its links
+    disk us 20                  a write takes 20 ms
     refuse us REASON / accept us
-    delete us t / learn eu t us  delete a topic / hear of its deletion in another region (R8)
+    delete us t / learn eu t us  delete a topic / learn of its deletion in another region (R8)
     tick 10                     let time pass
     trace on / trace off        show every message of the exchange as it arrives
     expect progress t sub       what each region knows to be acked
     expect next us t sub        what a consumer there would get
     expect links us t sub       status of the exchange
-    expect messages             messages sent since the last time, by kind
-    expect agreement t sub      whether all regions know the same
+    expect messages             messages sent since the last such command, by kind
+    expect agreement t sub      whether all regions have the same progress
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Script:
         return self._world
 
     def run(self, line: str) -> list[str]:
-        """Run one command. Returns its output, and that of events in the meantime."""
+        """Run one command. Returns its output, including that of events meanwhile."""
         run_command(self, line)
         if self._world is not None:
             self._replicate()
@@ -231,7 +231,7 @@ class Script:
     # -- how things read
 
     def acked(self, topic: str, progress: Progress) -> str:
-        """Acked messages of those that exist anywhere."""
+        """The acked ones among messages that exist anywhere."""
         entries = self._everywhere(topic)
         acked = [
             entries[origin]
@@ -246,7 +246,7 @@ class Script:
 
 
 def _names(entries: Iterable[Entry]) -> str:
-    """``us/1:0-2 eu/1:4``, in the order given, neighbours together."""
+    """``us/1:0-2 eu/1:4``: in the given order, consecutive messages joined."""
     shown: list[tuple[Origin, int]] = []
     for entry in entries:
         origin = entry.origin
@@ -268,7 +268,7 @@ def teller(text: str) -> Script | SyncScript | SnapshotScript | Story:
 
 
 def replay(text: str) -> str:
-    """The script with its commands' current output."""
+    """The script with the current output of its commands."""
     script, lines = teller(text), []
     for line in text.splitlines():
         if line.startswith(OUTPUT.rstrip()):
@@ -281,7 +281,7 @@ def replay(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Run text scenarios.")
-    parser.add_argument("--rewrite-scripts", action="store_true", help="write what the commands say into the files")
+    parser.add_argument("--rewrite-scripts", action="store_true", help="update the output in the files")
     parser.add_argument("files", nargs="*", type=Path, default=sorted(SCRIPTS.glob("*.txt")))
     options = parser.parse_args(arguments)
     differ = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws of everything that merges like a set: acknowledged entries, whole progress."""
+"""Laws of types that merge like sets: acknowledged entries and whole progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Set = TypeVar("Set", AckSet, Progress)
 
 
 def check_within_and_minus(a: Set, b: Set) -> None:
-    """``within`` says whether joining changes anything, and ``minus`` is what has to be joined."""
+    """``within`` says whether joining changes nothing, and ``minus`` is the part that must be joined."""
     union = b.copy()
     changed = union.join(a)
     assert a.within(b) == (not changed)

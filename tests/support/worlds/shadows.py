@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of shadows do to open topics."""
+"""Actions of shadows' tests on open topics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def subscribe(topic: Topic, name: str = "s", place: Position = EARLIEST) -
 
 
 async def all_of(topic: Topic) -> list[Position]:
-    """The places of all entries, as they are read."""
+    """The positions of all entries, in reading order."""
     found: list[Position] = []
     after = EARLIEST
     while some := await topic.log.read_after(after, 1000, 1 << 20):

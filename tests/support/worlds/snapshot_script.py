@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text stories of regions whose subscriptions follow each other by snapshots (PIP-33), see ``snapshot_world``.
 
-Messages are named by where they were published: ``us/0`` is the first of us. Times are in milliseconds::
+Messages are named by origin: ``us/0`` is the first one published in us. Times are in milliseconds::
 
     snapshots us eu ap          these regions, replicating to each other; a message takes 20 ms
-    exact                       Meridian regions tell each other at once what is acknowledged
+    exact                       Meridian regions exchange acknowledgements at once
     join us                     one more region: a region of Apache Pulsar sends it only what it publishes from now on
-    subscribe us s              a replicated subscription, at the earliest message
-    publish us x3 [eu,ap]       three messages; only for these regions
+    subscribe us s              a replicated subscription, from the earliest message
+    publish us x3 [eu,ap]       three messages, only for these regions
     ack us s x2 / ack us s all  a consumer acknowledges the oldest messages, or all
-    ack us s eu/1 ...           or these
-    leave us                    a consumer of a replicated subscription goes
-    delay us>eu 500             entries take so long
-    cut us>eu [2] / heal us>eu  nothing arrives / all that did not is sent again, and two that did; also us-eu
-    lose us>eu 1                the next marker gets lost
+    ack us s eu/1 ...           ... or these
+    leave us                    a consumer of a replicated subscription leaves
+    delay us>eu 500             entries take 500 ms
+    cut us>eu [2] / heal us>eu  nothing arrives / what did not arrive is sent again, and two that did; also us-eu
+    lose us>eu 1                the next marker is lost
     fail us 1                   the next marker cannot be stored
     stop us / start us          the broker of a region dies / another one starts
     pulsar ap                   it applies updates as Pulsar does, without R31
-    apache ap                   it runs Apache Pulsar, and speaks nothing but that
+    apache ap                   it runs Apache Pulsar
     giveup us eu / takeback us eu  us takes snapshots without eu / with it again
     tick 1000                   let time pass
     trace on / trace off        show markers as they arrive
     expect owed s               what each region would deliver
-    expect held us s            what us does not tell regions of Apache Pulsar yet, and who has not vouched for it
-    expect markers              how many were written since the last time, by type
-    expect counts us            what became of the snapshots that us took
+    expect held us s            what us withholds from Apache Pulsar regions, and which regions have not confirmed it
+    expect markers              number of markers written since the last such command, by type
+    expect counts us            outcomes of the snapshots that us took
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class SnapshotScript:
 
     def expect_held(self, region: str, name: str) -> None:
         controller = self._region(region).controller
-        assert isinstance(controller, SnapshotController), "a region of Apache Pulsar holds nothing back"
+        assert isinstance(controller, SnapshotController), "an Apache Pulsar region holds nothing back"
         held = controller.held_back(name).items()
         self._said.append("; ".join(f"{one} waits for {' '.join(sorted(them))}" for one, them in held) or "nothing")
 
@@ -172,7 +172,7 @@ class SnapshotScript:
 
     def expect_counts(self, region: str) -> None:
         controller = self._region(region).controller
-        assert isinstance(controller, SnapshotController), "a region of Apache Pulsar does not say"
+        assert isinstance(controller, SnapshotController), "an Apache Pulsar region has no counts"
         counts = controller.counts
         parts = [f"completed {counts.completed}", f"timed out {counts.timed_out}", f"failed {counts.failed}"]
         parts.append(f"under way {controller.pending}")
@@ -207,7 +207,7 @@ class SnapshotScript:
         self._said.append(f"{self.world.now_ms - 1000} {source}>{target} {what}")
 
     def _place(self, place: Place) -> str:
-        """The last message up to there."""
+        """The last message up to this position."""
         log = self._region(place.region).log[: place.position.entry + 1]
         last = next((one.content for one in reversed(log) if isinstance(one.content, Message)), None)
         return f"{place.region} " + ("before all messages" if last is None else f"up to {last}")
@@ -222,7 +222,7 @@ _KINDS = {
 
 
 def _together(messages: Iterable[Message]) -> str:
-    """``us/0-2 eu/1``, in the order given, neighbours together."""
+    """``us/0-2 eu/1``: in the given order, consecutive messages joined."""
     runs: list[list[Message]] = []
     for message in messages:
         if runs and runs[-1][-1] == (message.origin, message.number - 1):

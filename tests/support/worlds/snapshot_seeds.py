@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random stories of regions that follow each other by snapshots (``snapshot_world``).
 
-Nothing that happens may make a region skip a message that nobody acknowledged. Afterwards, when all is well again and
-one region has acknowledged everything it has, the others have too, except for what was never meant for that region;
-and then nobody writes markers any more.
+Nothing may make a region skip a message that nobody acknowledged. Once all faults are over and one region has
+acknowledged everything it stores, so have the others, except for messages that were not meant for that region; then no
+region writes markers any more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.worlds.snapshot_world import Broken, Message, SnapshotRegion, Snaps
 NAMES = ("ap", "eu", "us", "za")
 NEWCOMER = "sa"
 NAME = "s"
-"""The subscription."""
+"""Name of the subscription."""
 
 
 class SnapshotSeed:
@@ -28,12 +28,12 @@ class SnapshotSeed:
         self.world = SnapshotWorld(NAMES[: self._random.choice([2, 3, 3, 3, 4])])
         self._names = list(self.world.regions)
         self._loses = self._random.random() < 0.3
-        """Markers get lost for good: an update that did is made up for by the next one."""
+        """Whether markers are lost for good; the next update makes up for a lost one."""
         self._is_mixed = self._random.random() < 0.5
-        """One region applies updates as Pulsar does, so nobody limits a message to regions, or gives a region up."""
+        """Whether one region applies updates as Pulsar does; then messages go to all regions, and none is given up."""
         self._pulsar = self._region() if self._random.random() < 0.4 else None
-        """A region that runs Apache Pulsar. Its two rounds have one id, so it may take an answer that is sent twice for
-        both: then nothing is sent twice."""
+        """The region that runs Apache Pulsar, if any. Its two rounds have the same id, so a repeated answer may count
+        for both; therefore, nothing is repeated then."""
         if self._pulsar is not None:
             self._is_mixed = True
             self._pulsar.become_pulsar()
@@ -66,10 +66,10 @@ class SnapshotSeed:
         self._calm()
         self._check()
 
-    # -- what may happen
+    # -- events
 
     def _publish(self) -> None:
-        """In one region, sometimes not for all others."""
+        """Publish in one region, sometimes only for some of the others."""
         name = self._running()
         if name is None:
             return
@@ -79,7 +79,7 @@ class SnapshotSeed:
             self.world.publish(name, chosen if chosen and not self._is_mixed and self._random.random() < 0.2 else None)
 
     def _acknowledge(self) -> None:
-        """A consumer somewhere: the oldest messages, or any."""
+        """A consumer somewhere acknowledges the oldest messages, or any."""
         name = self._running()
         if name is None or NAME not in self.world.regions[name].subscriptions:
             return
@@ -122,7 +122,7 @@ class SnapshotSeed:
         self.world.links[self._link()].lose = self._random.choice([1, 2])
 
     def _join(self) -> None:
-        """One more region, which gets of Pulsar's messages only those that are still to come."""
+        """Add a region, which gets only future messages of Pulsar."""
         if NEWCOMER not in self.world.regions and all(region.is_up for region in self.world.regions.values()):
             self.world.join(NEWCOMER)
             self._names.append(NEWCOMER)
@@ -136,7 +136,7 @@ class SnapshotSeed:
     # -- the end
 
     def _calm(self) -> None:
-        """All is well again. One region acknowledges everything that it has."""
+        """End all faults, and wait until the regions are at rest."""
         for name, region in self.world.regions.items():
             region.failing_writes, region.disk_ms = 0, 1
             if region.lost:
@@ -158,7 +158,7 @@ class SnapshotSeed:
 
     def _check(self) -> None:
         last = self._region()
-        while last is self._pulsar:  # it follows up on no snapshot, so what it acknowledges late may stay its secret
+        while last is self._pulsar:  # it follows up on no snapshot, so its late acks may not reach the others
             last = self._region()
         for one in self.world.regions.values() if self.world.is_exact else [last]:
             if one is not self._pulsar:
@@ -167,7 +167,7 @@ class SnapshotSeed:
         self.world.run(2 * PAUSE_MAX_MS)
         for name, region in self.world.regions.items():
             if last.messages and NAME not in region.subscriptions:
-                raise Broken(f"{name} was never told of the subscription")
+                raise Broken(f"{name} never learned of the subscription")
             owed: list[Message] = []
             for entry in region.owed(NAME) if NAME in region.subscriptions else []:
                 message, replicate_to, _ = region.log[entry]
@@ -179,7 +179,7 @@ class SnapshotSeed:
         before = self.world.written.copy()
         self.world.run(2 * PAUSE_MAX_MS)
         if self.world.written != before:
-            raise Broken(f"at rest, the regions go on writing markers: {self.world.written - before}")
+            raise Broken(f"the regions keep writing markers at rest: {self.world.written - before}")
 
     # -- chance
 

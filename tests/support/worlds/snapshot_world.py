@@ -2,10 +2,10 @@
 """Regions whose subscriptions follow each other by snapshots alone (PIP-33), in one process and with one clock.
 
 Everything of ``replication/snapshots`` is real; a region may run a model of Apache Pulsar instead
-(``pulsar_controller.py``). Simulated are the logs, which are durable; replication, in order and at
-least once, where messages that arrive again are known by their origin and markers are not; and consumers.
+(``pulsar_controller.py``). Simulated are the logs, which are durable; consumers; and replication, in order and at least
+once, where repeated messages are recognised by their origin, but repeated markers are not.
 
-At each update that a region applies the world checks that it acknowledges nothing which no consumer has acknowledged
+At each update that a region applies, the world checks that it acknowledges only what some consumer has acknowledged
 (``Broken``).
 """
 
@@ -31,7 +31,7 @@ class Broken(AssertionError):
 
 
 class Message(NamedTuple):
-    """The ``number``-th one that was published in ``origin``."""
+    """Message ``number`` of those published in ``origin``, from 0 on."""
 
     origin: str
     number: int
@@ -50,12 +50,12 @@ class Stored(NamedTuple):
 
 @dataclass
 class Subscription:
-    """Of one region."""
+    """A subscription in one region."""
 
     acked: set[int] = field(default_factory=set)
-    """Entries."""
+    """Numbers of acknowledged entries."""
     mark_delete: int = -1
-    """Everything up to here is acknowledged; markers need not be."""
+    """All messages up to this entry are acknowledged."""
 
 
 @dataclass
@@ -65,19 +65,19 @@ class Link:
     is_up: bool = True
     delay_ms: int = 20
     next: int = 0
-    """The first entry that was not sent."""
+    """The first unsent entry."""
     confirmed: int = 0
-    """The first that is not known to be stored there."""
+    """The first entry that is not known to be stored at the target."""
     arrives_ms: int = 0
-    """When the last one that was sent arrives."""
+    """When the last sent entry arrives."""
     life: int = 0
-    """What was sent before a cut does not arrive."""
+    """Incremented by a cut: entries sent before it do not arrive."""
     lose: int = 0
-    """So many of the next markers get lost."""
+    """Number of next markers that are lost."""
 
 
 class SnapshotRegion:
-    """A region: what is durable, and a run of its broker."""
+    """A region: its durable state, and a run of its broker."""
 
     def __init__(self, world: SnapshotWorld, name: str) -> None:
         self._world = world
@@ -88,12 +88,12 @@ class SnapshotRegion:
         self.lost: set[str] = set()
         """Regions that its operator has given up."""
         self.is_pulsar = False
-        """It applies updates as Pulsar does: to every entry, whether or not its sender could have had it."""
+        """Whether it applies updates as Pulsar does: to every entry, even if the sender could not have had it."""
         self.speaks_pulsar = False
-        """It is a region of Apache Pulsar in all that it does."""
+        """Whether it runs Apache Pulsar."""
         self.disk_ms = 1
         self.failing_writes = 0
-        """So many of the next markers cannot be stored."""
+        """Number of next markers that cannot be stored."""
         self.life = 0
         self.is_up = False
         self.linked: dict[str, Position] = {}
@@ -107,7 +107,7 @@ class SnapshotRegion:
         self.start()
 
     def start(self) -> None:
-        """A broker that remembers nothing."""
+        """Start a broker that remembers nothing."""
         if self.life:
             self.linked = dict.fromkeys(self._world.regions, self.last_position())
         self.life += 1
@@ -146,7 +146,7 @@ class SnapshotRegion:
         return frozenset(name for name, one in self._world.regions.items() if one.is_pulsar)
 
     def is_moved_by(self, region: str) -> bool:
-        """Meridian regions in the exact mode know what each other acknowledged."""
+        """In the exact mode, Meridian regions know each other's acknowledgements."""
         return not self._world.is_exact or self.is_pulsar or self._world.regions[region].is_pulsar
 
     def linked_at(self, region: str) -> Position:
@@ -184,7 +184,7 @@ class SnapshotRegion:
             self._acked(subscription, entry)
         self._world.advance(subscription)
 
-    # -- what happens
+    # -- events
 
     def store(self, stored: Stored) -> Position:
         self.log.append(stored)
@@ -202,7 +202,7 @@ class SnapshotRegion:
             self._world.shared[name].add(message)
 
     def subscribe(self, name: str) -> Subscription:
-        """At the earliest message, replicated."""
+        """Create a replicated subscription from the earliest message."""
         if name not in self.subscriptions:
             self._world.shared.setdefault(name, set())
             self.subscriptions[name] = Subscription()
@@ -253,13 +253,13 @@ class SnapshotWorld:
         self.rules = rules or SnapshotRules()
         self.ids = 0
         self.written: Counter[str] = Counter()
-        """Markers that were stored where they were made, by type."""
+        """Number of markers stored in the region that made them, by type."""
         self.acked: dict[str, set[Message]] = {}
-        """What consumers acknowledged, in whichever region."""
+        """Messages that consumers acknowledged in any region."""
         self.is_exact = False
-        """Regions of Meridian tell each other what is acknowledged, at once; snapshots are for Pulsar's alone."""
+        """Whether Meridian regions exchange acknowledgements at once, and use snapshots only for Pulsar regions."""
         self.shared: dict[str, set[Message]] = {}
-        """What was told so."""
+        """Messages whose acknowledgements were exchanged so."""
         self.on_marker: Callable[[str, str, Marker], None] | None = None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
@@ -269,8 +269,8 @@ class SnapshotWorld:
             self.regions[name] = SnapshotRegion(self, name)
 
     def join(self, name: str) -> None:
-        """Add a region. Those of Meridian send it all that they published; those of Apache Pulsar, what they publish
-        from now on. Nobody sends it what came from elsewhere."""
+        """Add a region. Meridian regions send it everything that they published; Apache Pulsar regions, only what they
+        publish from now on. No region passes on messages of others."""
         others = list(self.regions.items())
         for other, region in others:
             self.links[name, other], self.links[other, name] = Link(), Link()
@@ -283,7 +283,7 @@ class SnapshotWorld:
                 joined.subscribe(subscription)
 
     def advance(self, subscription: str) -> None:
-        """Something was acknowledged in a region."""
+        """Follow an acknowledgement in a region."""
         for region in self.regions.values():
             if self.is_exact and not region.is_pulsar and region.is_up:
                 region.subscribe(subscription)
@@ -323,9 +323,9 @@ class SnapshotWorld:
     # -- links
 
     def cut(self, source: str, target: str, repeat: int = 0) -> None:
-        """What is on its way gets lost, and is sent again when the link is back.
+        """Entries on their way are lost, and are sent again once the link is back.
 
-        :param repeat: so many that arrived are sent again as well.
+        :param repeat: number of arrived entries that are sent again, too.
         """
         link = self.links[source, target]
         link.is_up = False
@@ -337,7 +337,7 @@ class SnapshotWorld:
         self.links[source, target].is_up = True
 
     def stop(self, name: str, repeat: int = 0) -> None:
-        """A region's broker dies, and with it what is on its way to it and from it."""
+        """A region's broker dies, and everything on its way to and from it is lost."""
         for source, target in self.links:
             if name in (source, target):
                 was_up = self.links[source, target].is_up

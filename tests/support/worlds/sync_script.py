@@ -7,21 +7,21 @@
     set us tenants/t {"n":1}    write a value; several pairs of path and value are one transaction
     delete us tenants/t ...     delete, in one transaction
     publish us                  send the outbox
-    mark us                     send the outbox and a mark behind it
+    mark us                     send the outbox, and a mark after it
     deliver us>eu               everything from us that eu has not applied; ``deliver`` alone: everything everywhere
     repeat us>eu 0              a message arrives again
-    poison us>eu BYTES          eu gets a message from us that is nothing but these bytes
-    retention 3600              tombstones wait for a region that is away for so many seconds
-    stay 7200 us eu / ap        so many seconds pass; us and eu hear each other, ap hears itself, and nobody else does
-    tick 10 / clock us 60000    time passes / the clock of us is so far ahead
+    poison us>eu BYTES          eu gets a message from us that consists of these bytes
+    retention 3600              tombstones wait 3600 seconds for a region that is away
+    stay 7200 us eu / ap        7200 seconds pass; us and eu hear each other, ap hears only itself
+    tick 10 / clock us 60000    10 ms pass / the clock of us is 60000 ms ahead
     crash us                    its brokers die and start again
-    release us                  decide about parked states whose time has come
-    forget us                   remove tombstones that nobody needs
+    release us                  decide on parked states that are due
+    forget us                   remove tombstones that no region needs
     restamp us tenants/t        the next generation of a path (R43)
-    compare us eu               us compares what it knows with eu, and takes what differs
-    copy us / restore us        a copy of its store is made / comes back, and us compares itself with all others
+    compare us eu               us compares its metadata with eu's, and takes what differs
+    copy us / restore us        copy the store of us / restore it, and us compares itself with all others
     expect values|tombstones|outbox|parked|conflicts|hidden us
-    expect counts us            what became of events there
+    expect counts us            outcomes of the events that us applied
     expect agreement            whether all regions have the same values
 """
 

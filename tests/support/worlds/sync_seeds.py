@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random stories of regions that keep their metadata equal: writes, delays, repeats, crashes, wrong clocks, restores.
+"""Random stories of regions that synchronize metadata: writes, delays, repeats, crashes, wrong clocks, restores.
 
 One seed is one story. ``PYTHONPATH=tests python -m support.worlds.sync_seeds FIRST COUNT`` runs some.
 """
@@ -32,7 +32,7 @@ PATHS = (
     keys.namespace("t/n") + "/policies/x",
 )
 OF_TOPIC = keys.topic_policies(parse("persistent://t/n/x")) + "/message_ttl_in_seconds"
-"""A path that ends with a topic, whose deletion each region carries out by itself, when it hears of it."""
+"""A path deleted with its topic; each region carries out the deletion itself when it hears of it."""
 STEPS = 400
 RETENTION_MS = 3_600_000
 
@@ -47,9 +47,9 @@ class SyncSeed:
         self.copies: dict[str, StoreInMemory] = {}
         self._writes = 0
         self._most = 0
-        """Partitions that a region was told to have, and said that it has."""
+        """The greatest number of partitions that a write set successfully."""
         self._deletions: list[Stamp] = []
-        """Of the topic, whenever it was deleted."""
+        """Stamps of the topic's deletions."""
         self._was_restored = False
         self._longest = self.random.choice((1000, 10_000))
         self._cuts = self.random.choice((0.0, 0.1, 0.3))
@@ -57,7 +57,7 @@ class SyncSeed:
         has_restores = self.random.random() < 0.3
         has_absences = len(names) > 2 and not has_restores and self.random.random() < 0.4
         self._has_checks = has_restores or has_absences or self.random.random() < 0.3
-        """Regions compare what they know from time to time. In the other stories events alone have to be enough."""
+        """Whether regions compare their metadata now and then. Without this, events alone must suffice."""
         self._actions: list[tuple[int, Callable[[str], None]]] = [
             (60, self._advance),
             (9, self._write),
@@ -97,12 +97,12 @@ class SyncSeed:
         self._finish_all()
         self.world.quiet(has_checks=self._has_checks)
         self.world.check_agreement(was_restored=self._was_restored)
-        # Partitions that a region made while nobody waited for it are listed for people, as everything of that time is.
+        # Partitions that a region made while no other waited for it are listed as conflicts, like all its writes then.
         is_listed = any(path == PARTITIONED for one in self.world.regions.values() for path, _ in one.store.set_aside)
         for name in self.world.names if not self._was_restored and not is_listed else ():
             has = self.world.values(name).get(PARTITIONED, {}).get("partitions", 0)
             if has < self._most:
-                raise Broken(f"{name} has {has} partitions in the end, not {self._most}")
+                raise Broken(f"in the end, {name} has {has} partitions, not {self._most}")
 
     def _broker(self, name: str) -> int:
         return self.random.randrange(len(self.world.regions[name].brokers))
@@ -147,12 +147,12 @@ class SyncSeed:
         self.world.begin(name, grow(), "grow")
 
     def _delete_topic(self, name: str) -> None:
-        """A region deletes the topic, or hears that another one did, possibly long ago."""
+        """A region deletes the topic, or hears that another region did, perhaps long ago."""
         one = self.world.regions[name].brokers[self._broker(name)]
         if not self._deletions or self.random.random() < 0.3:
             self._deletions.append(one.clock.next())
         stamp = self.random.choice(self._deletions)
-        self.world.begin(name, one.catalog.transact([], [Delete(OF_TOPIC, stamp)]), "delete what a topic had")
+        self.world.begin(name, one.catalog.transact([], [Delete(OF_TOPIC, stamp)]), "delete a topic's policies")
 
     def _publish(self, name: str) -> None:
         self.world.begin(name, self.world.publish(name, self._broker(name)), "publish")
@@ -168,7 +168,7 @@ class SyncSeed:
             self.world.begin(name, self.world.deliver(name, source, index, self._broker(name)), "deliver")
 
     def _deliver_several(self, name: str) -> None:
-        """The next messages of some regions, in any order that keeps each region's."""
+        """The next messages of some regions, in an order that keeps each region's own."""
         world, some = self.world, list[tuple[str, int]]()
         for source in self.random.sample(world.names, self.random.randint(1, len(world.names))):
             waiting = world.regions[name].readers[source].waiting(len(world.topic[source]))
@@ -201,7 +201,7 @@ class SyncSeed:
             )
 
     def _settle(self, name: str) -> None:
-        """Everybody hears everything twice, so that horizons advance; some links are cut, the rest stays under way."""
+        """Deliver everything twice, so that horizons advance, except over cut links."""
         world = self.world
         cut = {pair for pair in product(world.names, world.names) if self.random.random() < self._cuts}
         for _ in range(2):
@@ -218,7 +218,7 @@ class SyncSeed:
             self.world.finish(name, running)
 
     def _absence(self, name: str) -> None:
-        """One region does not hear the others, nor they it, for less or more time than tombstones wait for it."""
+        """One region and the others do not hear each other, for less or more time than tombstones wait for it."""
         rest = [one for one in self.world.names if one != name]
         ms = self.random.choice((RETENTION_MS // 4, RETENTION_MS, 3 * RETENTION_MS))
         with suppress(Contended):
@@ -236,7 +236,7 @@ class SyncSeed:
         self.world.crash(name)
 
     def _copy(self, name: str) -> None:
-        if self.world.horizon(name) > BEGINNING:  # a copy of the first seconds keeps what was deleted since
+        if self.world.horizon(name) > BEGINNING:  # an earlier copy would keep what was deleted since
             self.copies[name] = self.world.regions[name].store.copy()
 
     def _restore(self, name: str) -> None:

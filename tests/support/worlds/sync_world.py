@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions that share no metadata store and keep their metadata equal over an event topic, step by step.
+"""Regions that share no metadata store and synchronize metadata over an event topic, step by step.
 
 Everything of ``metadata/sync`` is real. Simulated are the stores, durable and in memory; the topic, which keeps each
-region's messages in order; and clocks. Each request to a store is a step, so whatever runs at the same time in a region
-may be interleaved, and a broker may die between any two requests.
+region's messages in order; and clocks. Each request to a store is a step, so tasks that run concurrently in a region
+can be interleaved, and a broker can die between any two requests.
 
-The world checks at each write that no region replaces a state by one that it beats, not even after its tombstone went.
+The world checks at each write that no region replaces a state by one that it beats, even once its tombstone is gone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ START_MS = 1_000_000_000_000
 
 @coroutine
 def step() -> Generator[None]:
-    """Others may go on here."""
+    """Let other tasks run here."""
     yield
 
 
@@ -62,15 +62,15 @@ class Broken(AssertionError):
 
 
 class StoreInMemory:
-    """One region's store: durable, and one request a step."""
+    """One region's store: durable, with one step per request."""
 
     def __init__(self, region: str) -> None:
         self.region = region
         self.records: dict[str, Record] = {}
         self.highest: dict[str, Stamped] = {}
-        """By path, the latest state that was ever here."""
+        """By path, the latest state that was ever stored here."""
         self.set_aside: set[tuple[str, Stamp]] = set()
-        """Paths and stamps of values that were listed because a deletion that regions have forgotten may be later."""
+        """Paths and stamps of values listed as conflicts because a forgotten deletion may be later."""
         self._version = 0
 
     async def get(self, path: str) -> Record | None:
@@ -122,7 +122,7 @@ class StoreInMemory:
         return done
 
     async def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
-        """Ends at once: whoever watches reads everything first, and nothing in this world goes on watching."""
+        """Ends at once: watchers read everything first, and nothing in this world needs later changes."""
         await step()
         yield []
 
@@ -130,7 +130,7 @@ class StoreInMemory:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
     def state(self, path: str) -> Stamped | None:
         value, stone = self.records.get(path), self.records.get(paths.tombstone(path))
@@ -140,7 +140,7 @@ class StoreInMemory:
         )
 
     def states(self) -> dict[str, Stamped]:
-        """Of all paths of which something is known."""
+        """States of all paths with a value or a tombstone."""
         some = {path.removeprefix(paths.TOMBSTONES) for path in self.records}
         found = {path: self.state(path) for path in some if paths.scope_of(path)}
         return {path: state for path, state in found.items() if state is not None}
@@ -168,12 +168,12 @@ class StoreInMemory:
 
 @dataclass
 class WaitingInMemory:
-    """What waits in a region's store, read there each time."""
+    """Paths that wait in a region's store, read there each time."""
 
     store: StoreInMemory
 
     async def tombstones(self, upto: Moment) -> list[str]:
-        """All of them: which of them may go is the applier's decision."""
+        """All tombstones: the applier decides which may be removed."""
         return [where.removeprefix(paths.TOMBSTONES) for where, _ in await self.store.scan(paths.TOMBSTONES + "/")]
 
     async def parked(self, upto: Moment) -> list[str]:
@@ -183,14 +183,14 @@ class WaitingInMemory:
         return min((moment(state.stamp) for _, state in await self._parked()), default=None)
 
     def park(self, path: str, state: Stamped | None) -> None:
-        """Everything is read anyway."""
+        """Nothing to do: parked states are always read from the store."""
 
     def is_noted(self, path: str) -> bool:
-        """It may be wrong, so it always says the same."""
+        """Constant, because the answer is allowed to be wrong."""
         return False
 
     def is_listed(self, path: str) -> bool:
-        """As ``is_noted``."""
+        """Constant, like ``is_noted``."""
         return True
 
     async def _parked(self) -> list[tuple[str, Stamped]]:
@@ -200,7 +200,7 @@ class WaitingInMemory:
 
 @dataclass
 class Task:
-    """Something that runs in a region, request by request."""
+    """A coroutine that runs in a region, request by request."""
 
     region: str
     running: Coroutine[Any, Any, Any]
@@ -209,7 +209,7 @@ class Task:
 
 @dataclass
 class Reader:
-    """How far a region has read another one's messages, its own included."""
+    """How far a region has read a region's messages (including its own)."""
 
     delivered: set[int] = field(default_factory=set)
 
@@ -219,14 +219,14 @@ class Reader:
 
 @dataclass
 class Broker:
-    """One life of one of a region's brokers."""
+    """One run of one of a region's brokers."""
 
     clock: HybridClock
     catalog: RecordingStore
     publisher: Publisher
     applier: Applier
     seen: dict[str, Record]
-    """What the store held when this broker applied something last: what it remembers may be behind."""
+    """The store's content when this broker last applied messages: its memory may be stale."""
 
 
 @dataclass
@@ -246,9 +246,9 @@ class SyncWorld:
     def __init__(self, names: Sequence[str], brokers: int = 1) -> None:
         self.now_ms = START_MS
         self.retention_ms = 0
-        """How long tombstones wait for a region that is away; 0: as long as it is."""
+        """How long tombstones wait for a region that is away; 0: until it is back."""
         self.callers: dict[str, str] = {}
-        """By region, the role that asks for writes there."""
+        """By region, the role that requests writes there."""
         self.names = list(names)
         self.topic: dict[str, list[bytes]] = {name: [] for name in names}
         self.tasks: list[Task] = []
@@ -261,12 +261,12 @@ class SyncWorld:
     # -- brokers
 
     def start(self, name: str, brokers: int = 1) -> None:
-        """New lives of a region's brokers, which remember nothing."""
+        """Start new runs of a region's brokers, which remember nothing."""
         region = self.regions[name]
         region.brokers = [self._broker(region) for _ in range(brokers)]
 
     def crash(self, name: str) -> None:
-        """Its brokers die, between two requests to the store, and start again."""
+        """A region's brokers die between two requests to the store, and start again."""
         for task in self.tasks:
             if task.region == name:
                 task.running.close()
@@ -274,7 +274,7 @@ class SyncWorld:
         self.start(name, len(self.regions[name].brokers))
 
     def restore(self, name: str, copy: StoreInMemory) -> None:
-        """Its store goes back to a copy, while the topic's subscription does not. It catches up before it writes."""
+        """Restore a region's store from a copy, but not the topic's subscription. It catches up before it writes."""
         self.crash(name)
         self.regions[name].store = copy.copy()
         self.start(name, len(self.regions[name].brokers))
@@ -319,7 +319,7 @@ class SyncWorld:
         return task
 
     def advance(self, task: Task) -> Any:
-        """One step. Returns the result once it is done, in a list."""
+        """Run one step. Returns the result in a list once the task is done."""
         try:
             task.running.send(None)
         except StopIteration as stop:
@@ -328,15 +328,15 @@ class SyncWorld:
         return None
 
     def finish(self, name: str, running: Coroutine[Any, Any, Any]) -> Any:
-        """Run something to its end, with nothing in between."""
+        """Run a coroutine to its end, with nothing in between."""
         task = self.begin(name, running, "")
         while (done := self.advance(task)) is None:
             pass
         return done[0]
 
     async def write(self, name: str, values: dict[str, Any], broker: int = 0) -> bool:
-        """One transaction over what is there now, as the catalog writes; a value None deletes. False: others came
-        first."""
+        """One transaction on the current state, like the catalog's writes; a value None deletes. False: another write
+        came first."""
         region = self.regions[name]
         one = region.brokers[broker]
         checks: list[Check] = []
@@ -358,11 +358,11 @@ class SyncWorld:
         return await one.publisher.mark(one.applier.heard)
 
     async def deliver(self, name: str, source: str, index: int, broker: int = 0) -> None:
-        """As ``deliver_all``, one message."""
+        """Like ``deliver_all``, for one message."""
         await self.deliver_all(name, [(source, index)], broker)
 
     async def deliver_all(self, name: str, some: Sequence[tuple[str, int]], broker: int = 0) -> None:
-        """The reader acknowledges once the messages are applied, so a crash delivers them again."""
+        """The reader acknowledges messages once they are applied, so they are delivered again after a crash."""
         messages = [decode(self.topic[source][index]) for source, index in some]
         for (source, _), message in zip(some, messages, strict=True):
             if isinstance(message, Changes) and self.on_event is not None:
@@ -376,7 +376,7 @@ class SyncWorld:
             self.regions[name].readers[source].delivered.add(index)
 
     def deliverable(self, name: str, source: str) -> list[int]:
-        """Messages that may arrive next: one overtakes others on other paths, and no mark."""
+        """Messages that may arrive next: they may overtake those on other paths, but no mark."""
         waiting = self.regions[name].readers[source].waiting(len(self.topic[source]))
         found: list[int] = []
         overtaken: set[str] = set()
@@ -401,11 +401,11 @@ class SyncWorld:
         return await take(comparison, other, one.applier, one_after_another, paths.SCOPES)
 
     def stay(self, ms: int, *groups: Sequence[str], compares: bool = False) -> None:
-        """So much time passes, in which the regions of each group hear each other, and nobody else hears anybody.
+        """Let time pass, in which the regions of each group hear each other, and no others.
 
-        :param compares: they compare with each other as well, at first and at last, as brokers do every minute: what
-            was deleted while nobody waited for a region, or by one for which nobody waits any more, reaches others in
-            time only so. In text stories each comparison stands by itself.
+        :param compares: they also compare with each other, at the beginning and at the end, as brokers do every minute.
+            Only so do deletions reach others in time that were made while no tombstone waited for a region, or by a
+            region that none waits for any more. In text stories, comparisons are commands of their own.
         """
         began = self.now_ms
         until = self.now_ms + ms
@@ -421,7 +421,7 @@ class SyncWorld:
                 for name, peer in chain(*(permutations(group, 2) for group in groups)):
                     self.finish(name, self.catch_up(name, peer))
 
-    # -- what is there
+    # -- state
 
     def horizon(self, name: str) -> Moment:
         record = self.regions[name].store.records.get(paths.HORIZON)
@@ -459,7 +459,7 @@ class SyncWorld:
     # -- the end
 
     def quiet(self, *, has_checks: bool = True) -> None:
-        """Let everything finish: what is under way, in the outbox, in the topic, parked; then compare, if asked to."""
+        """Finish all tasks, empty outboxes and the topic, decide on parked states; then compare if ``has_checks``."""
         while self.tasks:
             self.advance(self.tasks[0])
         for region in self.regions.values():
@@ -473,10 +473,10 @@ class SyncWorld:
             self._exchange()
 
     def _exchange(self) -> None:
-        """Everything is sent, delivered and decided, and what regions write because of that, too.
+        """Send, deliver and decide everything, including what regions write because of it.
 
-        Where each region gave a topic another number of partitions, the winner of a round may have fewer than one of
-        the others again, which then writes: at most one round a region.
+        Where regions gave a topic different numbers of partitions, the winner of a round may have fewer than another
+        region, which then writes again: at most one round per region.
         """
         for _ in range(len(self.names) + 2):
             for name in self.names:
@@ -490,10 +490,10 @@ class SyncWorld:
                 return
 
     def check_agreement(self, *, was_restored: bool = False) -> None:
-        """Every region has the latest state of each path that is known anywhere, or was ever published, unless it was
-        listed for people because a deletion that regions have forgotten may be later.
+        """Every region has the latest state of each path that is stored anywhere or was ever published, unless it was
+        listed as a conflict because a forgotten deletion may be later.
 
-        :param was_restored: what was published counts only if a store has it: all may have gone back to before it.
+        :param was_restored: published states count only if a store has them: all stores may be older copies.
         """
         latest: dict[str, Stamped] = {}
         found: list[tuple[str, Stamped]] = []
@@ -510,9 +510,9 @@ class SyncWorld:
             if has != wanted:
                 differ = [path for path in has.keys() | wanted.keys() if has.get(path) != wanted.get(path)]
                 said = ", ".join(f"{path} {has.get(path)} not {wanted.get(path)}" for path in sorted(differ))
-                raise Broken(f"{name} has in the end {said}")
+                raise Broken(f"in the end, {name} has {said}")
             if self.outbox(name) or self.parked(name):
-                raise Broken(f"{name} has in the end something to send or to decide")
+                raise Broken(f"in the end, {name} has events to send or parked states")
 
 
 def is_synced(path: str) -> bool:
@@ -533,7 +533,7 @@ async def one_after_another(works: Iterable[Awaitable[None]]) -> None:
 
 @dataclass
 class PeerInMemory:
-    """A region as another one sees it that compares itself with it."""
+    """A region as seen by another one that compares itself with it."""
 
     region: str
     known: Known
@@ -557,7 +557,7 @@ class PeerInMemory:
         return cls(name, known, store, lambda: world.regions[name].store, answer)
 
     async def _answers(self) -> None:
-        """A store that is restored has other brokers, which did not begin this."""
+        """A restored store has new brokers, which did not begin this comparison."""
         await step()
         if self.present_store() is not self.store:
             raise MetadataUnavailable(f"{self.region} was restored from a copy: compare again")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that writes metadata, sends what it owes to a file, and kills itself at a given place.
+"""A process that writes metadata, sends its events to a file, and kills itself at a given point.
 
 ``python -m support.worlds.sync_writer sqlite|etcd WHERE TOPIC transaction|message before|after COUNT``: it dies before
 or after it asked the store for the transaction of that number, or wrote the message of that number. What it is told to
@@ -33,7 +33,7 @@ REGION = frozenset({"us"})
 
 @asynccontextmanager
 async def opened(kind: str, where: str) -> AsyncIterator[MetadataStore]:
-    """A store of that kind; etcd's place is its address, ``#`` and a prefix."""
+    """A store of that kind; for etcd, ``where`` is its address, ``#`` and a prefix."""
     store: SqliteMetadataStore | EtcdMetadataStore
     if kind == "sqlite":
         store = await SqliteMetadataStore.open(where)
@@ -51,7 +51,7 @@ def catalog_over(store: MetadataStore, clock: HybridClock) -> Catalog:
 
 
 class Place:
-    """Where the process dies."""
+    """The point at which the process kills itself."""
 
     def __init__(self, what: str, when: str, count: int) -> None:
         self._place = what, when
@@ -65,7 +65,7 @@ class Place:
 
 
 class DeadlyStore:
-    """The real store, with places to die at."""
+    """The real store, with points at which the process may kill itself."""
 
     def __init__(self, store: MetadataStore, place: Place) -> None:
         self._store = store

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic of one region with its storage on an in-memory disk: opened, restarted, acknowledged."""
+"""A topic of one region, stored on an in-memory disk, that tests open, restart and acknowledge."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEGAN_MS = 1_700_000_000_000
 
 
 async def load_indexes(log: TopicLog) -> None:
-    """Have the indexes of all ledgers in memory, so that a backlog is exact."""
+    """Load the indexes of all ledgers, so that a backlog is exact."""
     for ledger, entries, _ in log.counts():
         if entries:
             await log.load_index(ledger)
@@ -40,11 +40,11 @@ class Clocked(LoopScheduler):
 
 
 class Region:
-    """A topic of one region, its disk, and its time."""
+    """A topic of one region, its disk and its clock."""
 
     def __init__(self, *, rests: bool = False, name: str = "us", ledger_entries: int = 5) -> None:
-        """:param rests: its progress log gives its ledgers back when it does not change.
-        :param ledger_entries: how many entries a ledger holds.
+        """:param rests: its progress log gives up its ledgers while it does not change.
+        :param ledger_entries: number of entries in a ledger.
         """
         self.rests = rests
         self.name = name
@@ -76,7 +76,7 @@ class Region:
         self.topic.subscription_registry.lost_records.report()
 
     async def kill(self) -> None:
-        """End all it does, now: what is not on the disk or in the record never will be."""
+        """Stop everything at once: what is not on the disk or in the record is lost."""
         self.store.crash()
         tasks = tuple(self.scheduler._tasks)
         for task in tasks:
@@ -84,7 +84,7 @@ class Region:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def state(self) -> dict[str, Any]:
-        """What its progress log is to bring back, as of now."""
+        """The present state that its progress log must restore."""
 
         def now(what: Any) -> Any:
             return None if what is None else what.copy()
@@ -120,7 +120,7 @@ class Region:
 
 
 async def region(*, rests: bool = False, **flags: bool) -> Region:
-    """With twelve entries in several ledgers."""
+    """A region with twelve entries in several ledgers."""
     one = Region(rests=rests)
     await one.start()
     for name, replicated in flags.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic's record as its two logs know it: where the metadata would keep their lists of ledgers."""
+"""A topic's record as its two logs see it: the metadata's part that has their lists of ledgers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 
 
 class TopicRecord:
-    """In memory. ``spans`` is what ``TopicLog.open`` takes, ``progress`` what ``ProgressLog.open`` does."""
+    """In memory. ``spans`` is for ``TopicLog.open``, ``progress`` for ``ProgressLog.open``."""
 
     def __init__(self) -> None:
         self.spans: tuple[list[Span], Position, dict[str, Position], dict[str, list[Hole]]] = ([], EARLIEST, {}, {})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic with two subscriptions over ledgers in memory, in one region, beside a list of what is owed.
 
-The list knows of each entry whether a client acked it and whether it was dropped. After every step each subscription
-must owe exactly what the list says, its cursor must stand before the first of it, and its progress - which is what
-other regions are told - must hold what clients acked and nothing that was only dropped.
+The list has for each entry whether a client acked it and whether it was dropped. After every step, each subscription
+must owe exactly the entries that the list says, its cursor must be before the first of them, and its progress, which
+other regions are told, must contain what clients acked and nothing that was only dropped.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Clocked(LoopScheduler):
 
 
 class Told:
-    """What the other regions are told."""
+    """Records the progress that other regions are told."""
 
     def __init__(self) -> None:
         self.progress = {name: Progress() for name in NAMES}
@@ -94,7 +94,7 @@ class Entry:
 
 
 class TopicWorld:
-    """A topic with two subscriptions, and what is known of it."""
+    """A topic with two subscriptions, and what must be true of it."""
 
     async def open(self) -> None:
         self.scheduler = Clocked()
@@ -105,7 +105,7 @@ class TopicWorld:
         self.dropped: dict[str, set[Position]] = {name: set() for name in NAMES}
         self.trimmed: set[Position] = set()
         self.forgotten: dict[str, set[Position]] = {name: set() for name in NAMES}
-        """Gone from here, where many rewinds may have been merged since: whether it was acked nobody has to know."""
+        """Trimmed before a possible merge of many rewinds: progress may have forgotten whether these were acked."""
         self.last_origin = EARLIEST
         self.disk = MemoryDisk()
         self.fence = 0
@@ -131,7 +131,7 @@ class TopicWorld:
         await replay.recover(self.topic)
 
     async def live(self, story: list[tuple[str, int]]) -> None:
-        """Step by step, and look at everything after each."""
+        """Run the story step by step, and check everything after each step."""
         await self.open()
         try:
             for step, number in story:
@@ -162,7 +162,7 @@ class TopicWorld:
         return stored[number // 2 % len(stored)] if stored else None
 
     def _nobody(self, subscription: Subscription, upto: Position) -> Consumer:
-        """A consumer that was sent everything up to here."""
+        """A consumer that was sent everything up to ``upto``."""
         if subscription.cursor.resent is not None:
             for entry in self.entries:
                 if entry.place <= upto:
@@ -172,11 +172,11 @@ class TopicWorld:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     async def own(self, number: int) -> None:
-        """Some publish with a clock that is behind, some with one that is ahead."""
+        """Publish with a clock that is behind or ahead."""
         self._publish(self.scheduler.ms + (number % 7 - 4) * 700)
 
     async def ahead(self, number: int) -> None:
-        """One that says it is younger than those behind it: it is kept when they expire."""
+        """Publish an entry with a later publish time than those after it: it is kept when they expire."""
         self._publish(self.scheduler.ms + 2 * TTL_MS)
         for _ in range(number % 3):
             self._publish(self.scheduler.ms)
@@ -193,7 +193,7 @@ class TopicWorld:
 
     async def foreign(self, number: int) -> None:
         last = self.topic.log.last_origin.get("there", EARLIEST)
-        origin = Position(3, last.entry + 1 + number % 2)  # one may be withheld from us
+        origin = Position(3, last.entry + 1 + number % 2)  # an entry may be withheld from this region
         prev = Position(3, origin.entry - 1) if origin.entry else EARLIEST
         published_ms = self.scheduler.ms - number * 50
         header = EntryHeader(0, 0, 1, 0, 0, published_ms, self.scheduler.ms, prev, "there", origin, None, None)
@@ -214,7 +214,7 @@ class TopicWorld:
             self.acked[subscription.name].add(entry.place)
 
     async def cumulative(self, number: int) -> None:
-        """Acks what a consumer can have been sent: nothing that was dropped before."""
+        """Ack entries that a consumer can have been sent: nothing that was dropped before."""
         subscription, entry = self.subscription(number), self._choose(number)
         if entry is not None:
             acked = {place for place in self.owed(subscription.name) if place <= entry.place}
@@ -264,7 +264,7 @@ class TopicWorld:
         self.topic.progress_log._roll()
 
     async def trim(self, _: int) -> None:
-        """Ledgers go that nobody is owed anything of."""
+        """Trim ledgers with no owed entries."""
         self._note_forgotten()
         await trimming.trim(self.topic)
         self._note_trimmed()
@@ -279,13 +279,13 @@ class TopicWorld:
             assert self.topic.log.entries == 0
 
     def _note_forgotten(self) -> None:
-        """Old rewinds are about to be merged, if there are many."""
+        """Note entries that progress may forget, as many old rewinds are about to be merged."""
         for name in NAMES:
             if rewind_merging.are_many(self.topic.subscriptions[name].cursor):
                 self.forgotten[name] |= self.trimmed
 
     def may_be_acked(self, name: str, place: Position) -> set[bool]:
-        """What progress may say of an entry."""
+        """The answers that progress may give for an entry."""
         return {place in self.acked[name], place in self.acked[name] | self.forgotten[name]}
 
     def _note_trimmed(self) -> None:
@@ -297,11 +297,11 @@ class TopicWorld:
 
     async def check(self) -> None:
         log = self.topic.log
-        assert log.last_origin.get("there", EARLIEST) == self.last_origin  # also when it is trimmed (R4)
+        assert log.last_origin.get("there", EARLIEST) == self.last_origin  # even once it is trimmed (R4)
         assert log.last_own == max((e.origin for e in self.entries if e.region == "here"), default=EARLIEST)
         for name in NAMES:
             subscription = self.topic.subscriptions[name]
-            await load_indexes(log)  # for a backlog that is exact
+            await load_indexes(log)  # for an exact backlog
             owed = self.owed(name)
             found = [e.place for e in self.entries if subscription.cursor.is_owed(e.region, e.origin)]
             assert found == owed
