@@ -163,6 +163,7 @@ async def test_a_lost_entry_is_skipped_once_an_administrator_accepts_the_gap(
         assert {cause for cause, _, _, _ in dropped.runs()} == {Cause.LOST}
         later = await Consumer.subscribe(connection, TOPIC, "later", replicated=False, kind=EXCLUSIVE)
         assert await take(later, 6) == [PAYLOADS[number] for number in (0, 2, 3, 4, 5, 7)]
+        await connection.close()
 
 
 async def test_a_damaged_acknowledgement_costs_a_repeat_and_not_the_topic(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ async def test_a_lookup_names_the_broker_that_serves_or_should_serve_the_topic(b
     not_now = (Response.Failed, "SERVICE_NOT_READY", False)
     assert await looked_up("moving") == not_now
     assert await looked_up("served-there", advertised_listener_name="outside") == not_now
+    await connection.close()
 
 
 async def test_http_lookups_do_the_same(broker: BrokerProcess) -> None:

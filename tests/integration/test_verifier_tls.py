@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+import urllib.error
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -65,6 +66,16 @@ def test_a_region_is_trusted_through_its_own_authority_or_else_the_default_one(
     (trusted / "default").write_bytes((tmp_path / "east.pem").read_bytes())
     assert "HTTP 404" in refusal(served, "us-west", trusted)
     assert served.asked == ["Bearer secret"] * 2, "an untrusted region gets no token"  # type: ignore[attr-defined]
+
+
+def test_a_region_that_refuses_keeps_no_connection_open(served: ThreadingHTTPServer, tmp_path: Path) -> None:
+    (tmp_path / "trusted/us-east").write_bytes((tmp_path / "east.pem").read_bytes())
+    (region,) = with_authorities([Region("us-east", f"https://127.0.0.1:{served.server_port}")], tmp_path / "trusted")
+    client = RegionClient(region, "secret")
+    with pytest.raises(RegionUnreachable) as refused:
+        client.take()
+    assert isinstance(refused.value.__cause__, urllib.error.HTTPError)
+    assert refused.value.__cause__.closed
 
 
 def test_unusable_authorities_are_named(served: ThreadingHTTPServer, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ class Region:
         self.admin_port = admin_port
         self.process: BrokerProcess
         self._stack = AsyncExitStack()
+        self._clients: list[PulsarClientConnection] = []
 
     @property
     def url(self) -> str:
@@ -60,8 +61,19 @@ class Region:
         await self.process.drain()
         await self._stack.aclose()
 
+    async def close(self) -> None:
+        """Stop without saying good-bye to other regions. Clients are closed on both sides."""
+        for client in self._clients:
+            await client.close()
+        for connection in tuple(self.process.gateway.connections):
+            connection.end("the test is over")
+        await self._stack.aclose()
+
     async def connect(self) -> PulsarClientConnection:
-        return await PulsarClientConnection.connect(self.url)
+        """A client, which is closed with the region at the latest."""
+        made = await PulsarClientConnection.connect(self.url)
+        self._clients.append(made)
+        return made
 
     def stored(self, topic: str) -> int:
         """How many entries of a topic it stores."""
@@ -88,12 +100,8 @@ async def regions(directory: Path, *names: str) -> AsyncIterator[list[Region]]:
     async with AsyncExitStack() as stack:
         for one in every:
             await one.start()
-            stack.push_async_callback(_stop_quietly, one)
+            stack.push_async_callback(one.close)
         yield every
-
-
-async def _stop_quietly(region: Region) -> None:
-    await region._stack.aclose()
 
 
 async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:

@@ -58,7 +58,7 @@ class RawConnection:
 
     async def close(self) -> None:
         self._writer.close()
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
     def say(self, kind: int, message: Any) -> None:
@@ -88,9 +88,12 @@ class RawConnection:
         return command
 
     async def ended(self) -> bool:
-        """Whether the broker closed the connection without another command."""
+        """Whether the broker closed the connection without another command. If so, this side is closed too."""
         async with asyncio.timeout(60):
-            return not self._heard and not await self._read(1)
+            over = not self._heard and not await self._read(1)
+        if over:
+            await self.close()
+        return over
 
     async def _read(self, size: int) -> bytes:
         """Empty once the broker closed the connection, with a reset if it had not read everything that was sent."""

@@ -527,8 +527,15 @@ async def known_in(store: StoreInMemory) -> Known:
 
 
 async def one_after_another(works: Iterable[Awaitable[None]]) -> None:
-    for work in works:
-        await work
+    """Those after one that fails do not begin."""
+    left = list(works)
+    try:
+        while left:
+            await left.pop(0)
+    finally:
+        for work in left:
+            assert isinstance(work, Coroutine)
+            work.close()
 
 
 @dataclass

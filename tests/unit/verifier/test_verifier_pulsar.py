@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import urllib.error
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -241,8 +242,13 @@ def test_a_request_is_sent_on_to_the_owner_of_the_topic_but_never_without_tls() 
     ],
 )
 def test_an_answer_of_another_form_makes_it_unreachable(wrong: tuple[int, dict[str, str], bytes]) -> None:
-    with answering(lambda _: wrong) as (url, _), pytest.raises(RegionUnreachable, match=f"^{PULSAR}: not read at"):
+    with (
+        answering(lambda _: wrong) as (url, _),
+        pytest.raises(RegionUnreachable, match=f"^{PULSAR}: not read at") as refused,
+    ):
         PulsarClient(Region(PULSAR, url)).read([TOPIC])
+    cause = refused.value.__cause__
+    assert not isinstance(cause, urllib.error.HTTPError) or cause.closed, "it keeps no connection open"
 
 
 def test_an_answer_without_end_and_one_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,8 @@ class RegionClient:
             request = urllib.request.Request(self._urls[0] + path, data=body, headers=headers)
             try:
                 return self._opener.open(request, timeout=seconds)
-            except urllib.error.HTTPError:
+            except urllib.error.HTTPError as refused:
+                refused.close()  # the error outlives this call: it must not keep its connection open
                 raise
             except OSError:
                 self._urls = [*self._urls[1:], self._urls[0]]

@@ -81,6 +81,7 @@ class PulsarClient:
                     if time.monotonic() > deadline:
                         raise TimeoutError(f"reading its topics took longer than {REGION_SECONDS:g} s")
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code == http.HTTPStatus.NOT_FOUND:
                 return None
             raise
@@ -98,6 +99,7 @@ class _SameScheme(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if urlsplit(newurl).scheme != self._scheme:
+            fp.close()
             raise OSError(f"it redirects to {newurl}: expected {self._scheme}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
