@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from meridian_operator.plan.verdicts import Verdicts
 from meridian_verifier.cluster import Cluster, ClusterError
+from meridian_verifier.report import configmap
 from meridian_verifier.report.configmap import (
     GENERATIONS,
     LABEL,
@@ -95,6 +96,8 @@ def test_names_and_reasons_in_any_script_are_counted_in_bytes() -> None:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ApiServer, Cluster]]:
+    """And documents of a tenth of their size, so that a tenth of the rows fill as many; those above have all."""
+    monkeypatch.setattr(configmap, "LARGEST", LARGEST // 10)
     with serving(tmp_path, monkeypatch) as (api, account):
         yield api, Cluster(account)
 
@@ -116,11 +119,11 @@ def test_a_small_verdict_is_one_config_map(server: tuple[ApiServer, Cluster]) ->
 
 def test_a_run_takes_the_shards_of_the_one_before_away(server: tuple[ApiServer, Cluster]) -> None:
     api, cluster = server
-    publish(cluster, FIRST, TOLD, listed(20_000, 0))
+    publish(cluster, FIRST, TOLD, listed(2000, 0))
     first = set(api.config_maps())
     assert len(first) > 3
-    publish(cluster, SECOND, TOLD, listed(6000, 1, ""))
-    assert verdicts(api) == {"misaligned": 6000}, "nothing of the run before"
+    publish(cluster, SECOND, TOLD, listed(600, 1, ""))
+    assert verdicts(api) == {"misaligned": 600}, "nothing of the run before"
     assert len(api.config_maps()) < len(first)
     assert not first & set(api.config_maps()) - {"meridian-verdict-orders"}
     publish(cluster, FIRST, TOLD, listed(3, 0))
@@ -131,7 +134,7 @@ def test_a_run_takes_the_shards_of_the_one_before_away(server: tuple[ApiServer, 
 def test_a_run_that_ends_in_the_middle_changes_no_verdict(server: tuple[ApiServer, Cluster], broken_at: int) -> None:
     """Until its head is written the one before counts, whole; what it wrote is cleared by the next."""
     api, cluster = server
-    publish(cluster, FIRST, TOLD, listed(20_000, 0))
+    publish(cluster, FIRST, TOLD, listed(2000, 0))
     left = broken_at
 
     def refuses(method: str, _: str) -> bool:
@@ -141,8 +144,8 @@ def test_a_run_that_ends_in_the_middle_changes_no_verdict(server: tuple[ApiServe
 
     api.refuses = refuses
     with pytest.raises(NotPublished, match="HTTP 403"):
-        publish(cluster, SECOND, TOLD, listed(15_000, 1, ""))
-    assert verdicts(api) == {"aligned": 20_000}
+        publish(cluster, SECOND, TOLD, listed(1500, 1, ""))
+    assert verdicts(api) == {"aligned": 2000}
     api.refuses = lambda _method, _path: False
     publish(cluster, SECOND, TOLD, listed(5, 1))
     assert verdicts(api) == {"misaligned": 5}
@@ -151,7 +154,7 @@ def test_a_run_that_ends_in_the_middle_changes_no_verdict(server: tuple[ApiServe
 
 def test_old_shards_that_cannot_be_deleted_are_told_and_count_for_nothing(server: tuple[ApiServer, Cluster]) -> None:
     api, cluster = server
-    publish(cluster, FIRST, TOLD, listed(20_000, 0))
+    publish(cluster, FIRST, TOLD, listed(2000, 0))
     api.refuses = lambda method, _: method == "DELETE"
     (left,) = publish(cluster, SECOND, TOLD, listed(5, 1))
     assert "DELETE" in left
@@ -160,7 +163,7 @@ def test_old_shards_that_cannot_be_deleted_are_told_and_count_for_nothing(server
 
 def test_only_objects_that_the_role_names_are_touched(server: tuple[ApiServer, Cluster]) -> None:
     api, cluster = server
-    for count in (20_000, 10_000, 5):
+    for count in (2000, 1000, 5):
         publish(cluster, FIRST, TOLD, listed(count, 0))
     allowed = {"meridian-verdict-orders"}
     allowed |= {shard_name("orders", one, number) for one in GENERATIONS for number in range(1, SHARDS_MAX + 1)}
