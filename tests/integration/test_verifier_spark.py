@@ -3,7 +3,7 @@
 Then live regions that keep their metadata equal: it finds nothing while they write, and names a path that one of them
 lacks, with both stamps.
 
-All in one file, because they share a Spark session: starting and warming up another takes twenty seconds of processor time.
+All in one file, because they share a Spark session: starting and warming up another takes 20 seconds of processor time.
 """
 
 from __future__ import annotations
