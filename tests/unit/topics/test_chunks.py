@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cumulative acknowledgements and chunks (R18): of a message whose chunks stand among others, all count or none."""
+"""Cumulative acknowledgements and chunks (R18): of a message with interleaved chunks, all count or none."""
 
 from __future__ import annotations
 
