@@ -116,7 +116,7 @@ def test_settings_that_an_object_does_not_control_stay() -> None:
     assert metadata_sync.plan(policy(), [region("us", replace(ON, chosen=CHOSEN | other))]).settled
 
 
-def test_a_region_that_is_away_holds_the_others_up_in_nothing_but_a_deletion() -> None:
+def test_a_region_that_is_down_delays_the_others_only_in_a_deletion() -> None:
     seen = [region("eu", OFF), silent("us")]
     planned = metadata_sync.plan(policy(), seen)
     assert {one.region for one in planned.changes} == {"eu"}
@@ -128,7 +128,7 @@ def test_a_region_that_is_away_holds_the_others_up_in_nothing_but_a_deletion() -
     assert not metadata_sync.deletion(policy(), [region("eu", OFF), region("us", OFF)]).changes
 
 
-def test_a_region_that_is_too_old_is_told_and_holds_no_deletion_up() -> None:
+def test_a_region_that_is_too_old_is_reported_and_delays_no_deletion() -> None:
     old = region("us", None, problem="its version cannot synchronize metadata", reason="NotSupported")
     assert metadata_sync.plan(policy(), [region("eu", ON), old]).problems
     ended = metadata_sync.deletion(policy(), [region("eu", ON), old])
@@ -136,13 +136,13 @@ def test_a_region_that_is_too_old_is_told_and_holds_no_deletion_up() -> None:
     assert {one.region for one in ended.changes} == {"eu"}
 
 
-def test_what_brokers_have_in_their_own_settings_is_no_change_of_ours() -> None:
+def test_settings_of_the_brokers_own_are_not_changed_by_us() -> None:
     own = SyncSeen(enabled=True)
     told = metadata_sync.plan(policy(suspend=True), [region("us", own)])
     assert [reason for _, reason, _ in told.problems] == ["SetElsewhere"]
     assert not told.changes
     late = metadata_sync.plan(policy(), [region("us", replace(ON, enabled=False))])
-    assert late.waiting and not late.problems, "a broker that has just been told"
+    assert late.waiting and not late.problems, "a broker that was just set"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_regions_are_in_sync_when_all_say_so(seen: list[RegionSeen], status: str
     assert words in found.message
 
 
-def test_what_keeps_regions_from_being_in_sync_is_told_once() -> None:
+def test_what_keeps_regions_from_being_in_sync_is_reported_once() -> None:
     ready = Finding(READY, "True", "AsSpecified", "all as specified")
     blocked = metadata_sync.synced(policy(), [region("eu", replace(ON, troubles=("2 values differ from us",)))])
 
@@ -178,7 +178,7 @@ def test_what_keeps_regions_from_being_in_sync_is_told_once() -> None:
     before = told([ready, metadata_sync.synced(policy(), [region("eu", ON), region("us", ON)])], {})
     late = told([ready, metadata_sync.synced(policy(), [region("eu", OFF), region("us", ON)])], before.status)
     assert not late.events, "it resolves by itself"
-    assert late.again_seconds < before.again_seconds, "and is looked at again soon"
+    assert late.again_seconds < before.again_seconds, "and it is checked again soon"
     first = told([ready, blocked], before.status)
     (event,) = first.events
     assert event.warning
@@ -186,7 +186,7 @@ def test_what_keeps_regions_from_being_in_sync_is_told_once() -> None:
     assert told([ready, blocked], {**before.status, **first.status}).events == ()
 
 
-def test_suspended_regions_are_not_in_doubt() -> None:
+def test_suspended_regions_are_not_unknown() -> None:
     assert metadata_sync.synced(policy(suspend=True), [region("eu", OFF)]).reason == "Suspended"
 
 
@@ -195,7 +195,7 @@ def test_suspended_regions_are_not_in_doubt() -> None:
     [([], ["ap", "eu", "us"], ""), (["eu"], ["ap", "us"], ""), ([*NAMES], [], "HandedOver")],
     ids=["none", "one region", "all regions"],
 )
-def test_it_ends_in_the_regions_that_no_other_policy_names(others: list[str], off: list[str], reason: str) -> None:
+def test_it_is_removed_from_regions_that_no_other_policy_names(others: list[str], off: list[str], reason: str) -> None:
     spec = {"regions": [*NAMES], "deletionPolicy": "Delete"}
     meta = {"name": "all", "namespace": "y", "uid": "all", "generation": 1, "creationTimestamp": TIME}
     body = {"metadata": meta | {"deletionTimestamp": TIME, "finalizers": [FINALIZER]}, "spec": spec}
@@ -207,7 +207,7 @@ def test_it_ends_in_the_regions_that_no_other_policy_names(others: list[str], of
     assert [one.reason for one in answer.events] == ([reason] if reason else [])
 
 
-def test_what_cannot_be_synchronized_is_refused() -> None:
+def test_invalid_policies_are_refused() -> None:
     with pytest.raises(ValidationError):
         policy(scopes=["topics"])
     with pytest.raises(ValidationError):
@@ -244,7 +244,7 @@ def test_the_last_conflicts_are_shown_with_both_values_and_who_won() -> None:
     assert told[0] == {"path": "/geo/tenants/a"} | first
 
 
-def test_a_conflict_that_several_regions_found_is_shown_once_with_the_role_that_one_of_them_knows() -> None:
+def test_a_conflict_found_by_several_regions_is_shown_once_with_the_role_that_one_knows() -> None:
     """Only the region that wrote the lost value knows who asked for it."""
     found = ConflictSeen("/geo/tenants/a", "80", "us", "70", "eu")
     seen = [
@@ -255,7 +255,7 @@ def test_a_conflict_that_several_regions_found_is_shown_once_with_the_role_that_
     assert (shown.path, shown.won, shown.lost, shown.caller) == ("/geo/tenants/a", "80", "70", "ann")
 
 
-def test_a_new_conflict_makes_an_event_once() -> None:
+def test_a_new_conflict_creates_one_event() -> None:
     def told(before: dict[str, int], now: dict[str, int], reason: str = "Settled") -> list[str]:
         old = {"regions": [{"name": name, "conflicts": count} for name, count in before.items()]}
         rows = [PolicyRegion(name=name, conflicts=count) for name, count in now.items()]

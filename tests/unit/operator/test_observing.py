@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How one region is looked at for all objects: few requests, and one judgement on whether it can be reached."""
+"""How one region is observed for all objects: few requests, and one verdict on whether it is reachable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EAST = Region("east", "http://east")
 
 @dataclass
 class Clock:
-    """Time that passes when somebody sleeps."""
+    """Time that passes only while somebody sleeps."""
 
     now: float = 0.0
 
@@ -34,13 +34,13 @@ class Clock:
 
 @dataclass
 class StandIn(RegionClient):
-    """Answers as told, at once."""
+    """Answers at once, as the test says."""
 
     away: str = ""
     most: int = 10_000
-    """It does not get done when more is asked at once."""
+    """The region does not finish a request for more than this at once."""
     each: int = 10_000
-    """It describes so many at once, and no more."""
+    """It describes at most this many at once."""
     refusal: Exception | None = None
     pages: list[int] = field(default_factory=list)
     probes: int = 0
@@ -64,7 +64,7 @@ class StandIn(RegionClient):
 
 
 async def look(client: StandIn, count: int, clock: Clock) -> list[RegionSeen]:
-    """So many objects look at the same time."""
+    """This many objects observe at the same time."""
     observer = Observer(client, clock, clock.sleep)
     names = [TopicName("public", "default", f"topic-{n}") for n in range(count)]
     try:
@@ -78,7 +78,7 @@ async def test_many_objects_are_one_request() -> None:
     clock = Clock()
     seen = await look(client, 1000, clock)
     assert [next(iter(one.known_regions)) for one in seen] == [f"topic-{n}" for n in range(1000)]
-    assert client.pages == [500, 500, 500, 400, 200], "what was not described is asked again, in its turn"
+    assert client.pages == [500, 500, 500, 400, 200], "what was not described is requested again, in its turn"
 
 
 async def test_requests_come_at_a_bounded_rate() -> None:
@@ -88,7 +88,7 @@ async def test_requests_come_at_a_bounded_rate() -> None:
     assert clock.now >= 95, "five at once, then one a second"
 
 
-async def test_an_object_that_waits_says_nothing_about_the_region() -> None:
+async def test_a_waiting_object_says_nothing_about_the_region() -> None:
     client, clock = StandIn(each=1), Clock()
     seen = await look(client, 200, clock)
     assert clock.now > 100
@@ -102,20 +102,20 @@ async def test_a_region_that_is_slow_is_asked_for_less() -> None:
     assert client.pages[:4] == [PAGE, 250, 125, 62]
 
 
-async def test_what_a_region_never_gets_done_is_no_judgement_on_the_rest() -> None:
+async def test_a_request_that_a_region_never_finishes_does_not_condemn_the_rest() -> None:
     client, clock = StandIn(most=0), Clock()
     seen = await look(client, 2, clock)
     assert {one.reason for one in seen} == {"RegionSlow"}
 
 
-async def test_a_region_that_is_away_is_found_once_for_all() -> None:
+async def test_a_region_that_is_down_is_detected_once_for_all_objects() -> None:
     client, clock = StandIn(away="no connection"), Clock()
     seen = await look(client, 3000, clock)
     assert {(one.reason, one.problem) for one in seen} == {("RegionUnreachable", "no connection")}
     assert (client.pages, client.probes) == ([PAGE], 1)
 
 
-async def test_a_region_that_is_back_is_looked_at_again() -> None:
+async def test_a_region_that_is_back_is_observed_again() -> None:
     client, clock = StandIn(away="no connection"), Clock()
     observer = Observer(client, clock, clock.sleep)
     name = TopicName("public", "default", "topic")
@@ -128,7 +128,7 @@ async def test_a_region_that_is_back_is_looked_at_again() -> None:
     await observer.close()
 
 
-async def test_a_refusal_and_nonsense_are_told_to_everybody() -> None:
+async def test_a_refusal_or_an_invalid_answer_is_reported_to_every_object() -> None:
     clock = Clock()
     for refusal in (Refused("east", 503, "etcd is away"), ValueError("<html>")):
         client = StandIn(refusal=refusal)
@@ -137,7 +137,7 @@ async def test_a_refusal_and_nonsense_are_told_to_everybody() -> None:
         assert (len(client.pages), client.probes) == (1, 0)
 
 
-async def test_who_waits_is_told_when_a_region_moves() -> None:
+async def test_waiting_objects_are_told_when_a_region_moves() -> None:
     asked = asyncio.Event()
 
     class Hangs(StandIn):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator's installer says: nothing is trusted that is not listed."""
+"""The operator's settings: only what is listed is trusted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_nothing_is_allowed_but_what_is_listed() -> None:
     assert not listed.allows("shop", "acme")
 
 
-def test_two_entries_that_claim_one_region_are_refused_both() -> None:
+def test_two_entries_for_one_region_are_both_refused() -> None:
     east, west = '"us-east": {"url": "http://a:8080"}', '"us-east": {"url": "http://b:8080"}'
     assert parsed(f'{{"regions": {{{east}}}}}').regions["us-east"].url == "http://a:8080"
     with pytest.raises(ValueError, match="us-east is listed twice"):
@@ -42,6 +42,6 @@ def test_two_entries_that_claim_one_region_are_refused_both() -> None:
         {"tenants": {}},
     ],
 )
-def test_what_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused_with_the_reason(given: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Settings.model_validate(given)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's plans: what is to be done, and what is told. Pure: no cluster, no broker."""
+"""The operator's plans: what is to be done, and what is reported. Pure: no cluster, no broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def region(name: str, topic: TopicSeen | None = None, **fields: Any) -> RegionSe
 
 
 def carried_out(seen: RegionSeen, planned: tuple[changes.Change, ...]) -> RegionSeen:
-    """The region after the changes that concern it."""
+    """The region after the changes planned for it."""
     topic = seen.topic
     for change in planned:
         if change.region != seen.name:
@@ -87,7 +87,7 @@ seen_topics = st.none() | st.builds(
 def test_a_plan_carried_out_leaves_nothing_to_do(
     spec: GeoTopicSpec, topics: list[TopicSeen | None], down: set[str], managed: bool
 ) -> None:
-    """Whatever the regions hold, and whichever are down: one round, and what is left is nobody's to change."""
+    """Whatever the regions hold, and whichever are down: after one round, no change is left that could be made."""
     before = History(managed=("retention", "messageTTL") if managed else ())
     seen = [
         RegionSeen(name, "", problem="it is down") if name in down else region(name, topic)
@@ -103,7 +103,7 @@ def test_a_plan_carried_out_leaves_nothing_to_do(
         assert one.sentence().startswith(f"{one.region}: ")
 
 
-def test_a_region_that_is_down_holds_nobody_up() -> None:
+def test_a_region_that_is_down_delays_no_other() -> None:
     seen = [region("ap"), RegionSeen("eu", "", problem="connection refused"), region("us")]
     planned = geo_topic.plan(geo(partitions=3), seen)
     assert [change for change in planned.changes if isinstance(change, changes.CreateTopic)] == [
@@ -125,13 +125,13 @@ def test_a_region_that_is_down_holds_nobody_up() -> None:
         (replace(region("us"), known_regions=frozenset({"us"})), "RegionUnknown"),
     ],
 )
-def test_what_no_change_of_ours_mends_is_told(seen: RegionSeen, reason: str) -> None:
+def test_problems_that_no_change_fixes_are_reported(seen: RegionSeen, reason: str) -> None:
     planned = geo_topic.plan(geo(partitions=3), [seen])
     assert [problem[1] for problem in planned.problems] == [reason]
     assert not any(isinstance(change, changes.CreateTopic | changes.DeleteTopic) for change in planned.changes)
 
 
-def test_only_policies_that_were_set_by_us_are_taken_back() -> None:
+def test_only_policies_that_we_set_are_removed() -> None:
     topic = TopicSeen(0, {"replication": REGIONS, "messageTTL": 30, "retention": {"by": "somebody else"}})
     planned = geo_topic.plan(geo(), [region("us", topic)], History(managed=("messageTTL",)))
     assert planned.changes == (changes.RemovePolicy("us", NAME, "messageTTL"),)
@@ -154,8 +154,8 @@ def rsub(**fields: Any) -> ReplicatedSubscriptionSpec:
     return ReplicatedSubscriptionSpec.model_validate({"topic": TOPIC, "subscription": "billing", **fields})
 
 
-def test_a_subscription_is_made_in_one_region_only() -> None:
-    """Each region's own "latest" is another place: the others hear of it from the one (R15)."""
+def test_a_subscription_is_created_in_one_region_only() -> None:
+    """ "Latest" is a different position in each region: the others learn of the subscription from that one (R15)."""
     seen = [region(name, TopicSeen(0)) for name in REGIONS]
     planned = replicated_subscription.plan(rsub(initialPosition="Latest"), seen)
     assert planned.changes == (changes.CreateSubscription("ap", NAME, "billing", earliest=False),)
@@ -169,7 +169,7 @@ def test_a_subscription_is_made_in_one_region_only() -> None:
 
 
 def test_a_region_that_is_being_filled_is_waited_for() -> None:
-    """R21: the object is Ready once every region is one that clients may fail over to."""
+    """R21: the object is Ready once clients may fail over to every region."""
     there = {"replication": REGIONS}
     seen = [region(name, TopicSeen(0, there)) for name in REGIONS]
     assert geo_topic.plan(geo(), seen).settled
@@ -181,7 +181,7 @@ def test_a_region_that_is_being_filled_is_waited_for() -> None:
     assert (ready.type, ready.status, ready.reason) == ("Ready", "False", "Progressing")
 
 
-def test_one_that_exists_is_adopted() -> None:
+def test_an_existing_subscription_is_adopted() -> None:
     seen = [replace(region(name, TopicSeen(0)), subscription=subscribed(replicated=False)) for name in REGIONS]
     planned = replicated_subscription.plan(rsub(), seen)
     assert planned.changes == (changes.ReplicateSubscription("ap", NAME, "billing"),)
@@ -203,7 +203,7 @@ def test_one_region_is_told_the_dispatch_scope() -> None:
     assert back.changes == (changes.SetDispatchScope("ap", NAME, "billing", "local"),)
 
 
-def test_one_region_is_told_who_is_the_witness() -> None:
+def test_one_region_is_told_the_witness() -> None:
     origin = replace(subscribed(), scopes=frozenset({"origin"}))
     seen = [replace(region(name, TopicSeen(0)), subscription=origin) for name in REGIONS]
     spec = rsub(dispatchScope="Origin", witness="mars")
@@ -212,7 +212,7 @@ def test_one_region_is_told_who_is_the_witness() -> None:
     assert "origin with witness mars" in planned.changes[0].sentence()
     has_it = [replace(one, subscription=replace(origin, witnesses=frozenset({"mars"}))) for one in seen]
     assert replicated_subscription.plan(spec, has_it).settled
-    assert replicated_subscription.plan(rsub(dispatchScope="Origin"), has_it).settled, "what is not said is left alone"
+    assert replicated_subscription.plan(rsub(dispatchScope="Origin"), has_it).settled, "an unset witness is left alone"
 
 
 def test_a_dispatch_scope_that_is_not_in_force_is_a_problem() -> None:
@@ -292,18 +292,18 @@ def test_the_oldest_claim_rules_and_the_next_one_inherits() -> None:
     assert (ruler([]), heir([first], "1")) == (None, None)
 
 
-def test_what_vanished_everywhere_is_not_made_again_unasked() -> None:
+def test_what_vanished_everywhere_is_not_recreated_unasked() -> None:
     nowhere = [region(name) for name in REGIONS]
     planned = geo_topic.plan(geo(), nowhere, HELD)
     assert planned.changes == ()
     assert {reason for _, reason, _ in planned.problems} == {"Vanished"}
-    assert geo_topic.established(geo(), nowhere, HELD) == REGIONS, "and it is not forgotten that it was there"
+    assert geo_topic.established(geo(), nowhere, HELD) == REGIONS, "and the status remembers that it existed"
     asked = geo_topic.plan(geo(), nowhere, replace(HELD, recreate=True))
     assert [type(change) for change in asked.changes].count(changes.CreateTopic) == len(REGIONS)
 
 
-def test_a_region_that_lost_the_topic_is_filled_once_the_others_are_seen_to_keep_it() -> None:
-    """A deletion that is on its way from region to region looks like this at first."""
+def test_a_region_that_lost_the_topic_gets_it_once_the_others_are_seen_to_keep_it() -> None:
+    """A deletion spreading from region to region looks the same at first."""
     there = {"replication": REGIONS}
     seen = [region("ap"), region("eu", TopicSeen(0, there)), region("us", TopicSeen(0, there))]
     first = geo_topic.plan(geo(), seen, HELD)
@@ -313,7 +313,7 @@ def test_a_region_that_lost_the_topic_is_filled_once_the_others_are_seen_to_keep
     assert changes.CreateTopic("ap", NAME, 0) in geo_topic.plan(geo(), seen, then).changes
 
 
-def test_nothing_is_made_while_a_region_that_held_the_topic_is_silent() -> None:
+def test_nothing_is_created_while_a_region_that_held_the_topic_is_silent() -> None:
     seen = [region("ap"), RegionSeen("eu", "", problem="it is down"), region("us")]
     planned = geo_topic.plan(geo(), seen, History(established=frozenset({"eu"})))
     assert planned.changes == ()
@@ -334,7 +334,7 @@ def test_a_region_that_leaves_is_unlinked_and_remembered() -> None:
     assert geo_topic.left(two, alone, HELD) == ["us"]
     silent = [*seen[:2], RegionSeen("us", "", problem="it is down")]
     assert [reason for _, reason, _ in geo_topic.plan(two, silent, HELD).problems] == ["RegionUnreachable"]
-    assert "us" in geo_topic.established(two, silent, HELD), "it is unlinked once it is back"
+    assert "us" in geo_topic.established(two, silent, HELD), "the region is unlinked once it is back"
 
 
 def test_nothing_is_deleted_until_every_region_answers() -> None:
@@ -350,7 +350,7 @@ def test_nothing_is_deleted_until_every_region_answers() -> None:
     )
 
 
-def test_a_subscription_goes_by_force_only_where_nobody_consumes() -> None:
+def test_a_subscription_is_deleted_by_force_only_where_nobody_consumes() -> None:
     there = region("ap", TopicSeen(0))
     busy = replace(there, subscription=replace(subscribed(), consumers=2))
     assert [reason for _, reason, _ in replicated_subscription.deletion(rsub(), [busy], ["us"]).problems] == ["InUse"]
@@ -360,7 +360,7 @@ def test_a_subscription_goes_by_force_only_where_nobody_consumes() -> None:
     assert not replicated_subscription.deletion(rsub(), [idle]).changes[0].force  # type: ignore[attr-defined]
 
 
-def test_a_subscription_that_vanished_is_not_made_again_unasked() -> None:
+def test_a_subscription_that_vanished_is_not_recreated_unasked() -> None:
     seen = [region(name, TopicSeen(0)) for name in REGIONS]
     planned = replicated_subscription.plan(rsub(), seen, HELD)
     assert planned.changes == ()
@@ -413,7 +413,7 @@ NO_VIEWS = Views({}, {}, {}, {})
 
 
 def moving(*without: str, us: bool = False) -> TopicSeen:
-    """A topic whose subscriptions move by snapshots, in a region that reaches ``eu``, and perhaps ``us``."""
+    """A topic with subscriptions in snapshot mode, in a region that reaches ``eu``, and perhaps ``us``."""
     links = (Link("eu", True, 0, 0), Link("us", us, 0, 0))
     policies = {"subscriptionSync": "snapshot"}
     return TopicSeen(2, policies, links=links, takes_snapshots=True, without=frozenset(without))
@@ -428,12 +428,12 @@ def with_us_away(ap: TopicSeen, eu: TopicSeen) -> list[RegionSeen]:
     ]
 
 
-def test_regions_go_on_without_one_that_was_silent_for_so_long() -> None:
+def test_regions_go_on_without_one_that_was_silent_too_long() -> None:
     spec, seen = rsub(syncMode="Snapshot", partialSnapshotAfter="1h"), with_us_away(moving(), moving("us"))
     assert replicated_subscription.refusal(spec, REGIONS, REGIONS) is None
 
     (told,) = replicated_subscription.plan(spec, seen, lost=frozenset({"us"})).changes
-    assert told == changes.GoOnWithout("ap", NAME, 2, ("us",)), "eu does already"
+    assert told == changes.GoOnWithout("ap", NAME, 2, ("us",)), "eu goes on already"
     assert told.warning == "PartialSnapshots"
     assert replicated_subscription.plan(spec, seen).changes == (), "not yet"
 
@@ -471,11 +471,11 @@ def test_a_region_is_silent_where_nobody_reaches_it() -> None:
     assert replicated_subscription.silent(with_us_away(moving(), moving()), history, NOW) == {"us": BEFORE}
     assert replicated_subscription.silent(with_us_away(moving(), moving()), History(), NOW) == {"us": NOW}
     reached = with_us_away(moving(), moving(us=True))
-    assert replicated_subscription.silent(reached, history, NOW) == {}, "eu reaches it"
+    assert replicated_subscription.silent(reached, history, NOW) == {}, "eu reaches the region"
     nobody = [RegionSeen(name, "", problem="it is down") for name in REGIONS]
-    assert replicated_subscription.silent(nobody, history, NOW) == {}, "it may be the operator that is cut off"
+    assert replicated_subscription.silent(nobody, history, NOW) == {}, "the operator may be the one that is cut off"
     refused = [*reached[:1], RegionSeen("us", "", problem="no", reason="TokenRefused")]
-    assert replicated_subscription.silent(refused, history, NOW) == {}, "it answers"
+    assert replicated_subscription.silent(refused, history, NOW) == {}, "the region answers"
 
 
 def test_a_subscription_in_some_of_the_topic_s_regions_is_refused() -> None:
@@ -497,14 +497,12 @@ def test_a_subscription_in_some_of_the_topic_s_regions_is_refused() -> None:
         ({"time": "-1", "size": "1Gi"}, (-1, 1024)),
     ],
 )
-def test_a_limit_of_the_retention_that_is_not_named_is_no_limit(
-    retention: dict[str, str], policy: tuple[int, int]
-) -> None:
+def test_an_unset_retention_limit_is_no_limit(retention: dict[str, str], policy: tuple[int, int]) -> None:
     made = geo_topic.policies(geo(retention=retention))["retention"]
     assert (made["retentionTimeInMinutes"], made["retentionSizeInMB"]) == policy
 
 
-def test_a_namespace_is_made_for_those_who_ask_for_it() -> None:
+def test_a_namespace_is_created_for_objects_that_ask_for_it() -> None:
     seen = [region("ap", namespace_exists=False), region("eu"), region("us")]
     refused = geo_topic.plan(geo(), seen)
     assert [reason for _, reason, _ in refused.problems] == ["NamespaceNotFound"]
@@ -519,7 +517,7 @@ def test_a_namespace_is_made_for_those_who_ask_for_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["999999999d", "1000000h", "soon", "-1s", "1.5h", ""])
-def test_a_duration_is_no_longer_than_years(wrong: str) -> None:
+def test_a_duration_is_limited_to_years(wrong: str) -> None:
     with pytest.raises(ValidationError):
         geo(messageTTL=wrong)
     assert geo(messageTTL="9999d").message_ttl == "9999d"

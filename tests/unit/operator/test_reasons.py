@@ -15,12 +15,12 @@ SOURCE = ROOT / "operator/src/meridian_operator"
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 WORD = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*")
 OTHER_WORDS = {"True", "False", "Unknown", "Spec", "Authorization"}
-"""What looks like a reason, and is none: truths, the name of a type variable, an HTTP header."""
+"""Words that look like a reason and are not: truth values, the name of a type variable, an HTTP header."""
 CONDITIONS = {value for name, value in vars(outcome).items() if name.isupper() and isinstance(value, str)}
 
 
 def words(folder: str) -> set[str]:
-    """Everything in the sources that is written as a reason is."""
+    """Everything in the sources that is spelt like a reason."""
     return {one for file in sorted((SOURCE / folder).glob("*.py")) for one in _words_of(ast.parse(file.read_text()))}
 
 
@@ -31,7 +31,7 @@ def _words_of(tree: ast.Module) -> Iterator[str]:
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Cells of the first table behind these words."""
+    """Cells of the first table after these words."""
     lines = PAGE.partition(heading)[2].splitlines()
     begun = next(number for number, line in enumerate(lines) if line.startswith("|"))
     table = []
@@ -50,10 +50,10 @@ def test_every_reason_is_explained() -> None:
     given = words("plan") | words("handlers") | words("regions")
     in_objects = words("api")  # kinds, columns and values of fields
     assert given - in_objects - CONDITIONS - OTHER_WORDS <= set(explained), "a reason is not explained"
-    assert set(explained) <= given, "nobody gives this reason"
+    assert set(explained) <= given, "no code gives this reason"
 
 
-def test_rows_name_conditions_that_there_are_and_say_what_to_do() -> None:
+def test_rows_name_existing_conditions_and_say_what_to_do() -> None:
     named = set()
     for reason, conditions, meaning in rows("## Conditions of objects"):
         assert set(conditions.split(", ")) <= CONDITIONS, reason

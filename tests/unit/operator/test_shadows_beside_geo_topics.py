@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ShadowTopics beside GeoTopics: whoever does not control a topic neither changes nor deletes it."""
+"""ShadowTopics beside GeoTopics: an object that does not control a topic neither changes nor deletes it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SEEN = TopicSeen(0, shadow=ShadowSeen(TOPIC, connected=True, holds=True, backlog
 
 
 def views(*, geo: str = "", shadow: str = "", name: str = "shadow") -> Views:
-    """What the watches have seen: objects of these ages, if any, that name the same topic.
+    """What the watches have seen: the objects of these ages, if any, that name the same topic.
 
-    :param name: of the ShadowTopic.
+    :param name: the name of the ShadowTopic.
     """
     return Views(
         geo_topics={VIEW: [Claim(geo, "y", "geo", "GeoTopic", "geo")]} if geo else {},
@@ -43,7 +43,7 @@ def views(*, geo: str = "", shadow: str = "", name: str = "shadow") -> Views:
 
 
 def looked(kind: str, created: str, seen: Views, world: Witnessed, **more: Any) -> Answer:
-    """One look at an object; with ``deleted``, at its deletion."""
+    """One reconciliation of an object; with ``deleted``, of its deletion."""
     uid = "geo" if kind == "GeoTopic" else "shadow"
     meta = {"name": uid, "namespace": "y", "uid": uid, "generation": 1, "creationTimestamp": created}
     meta |= {"finalizers": [FINALIZER]}
@@ -62,13 +62,13 @@ def test_a_geo_topic_younger_than_a_shadow_of_its_name_has_no_effect(name: str) 
     both = views(geo=LATER, shadow=EARLIER, name=name)
     world = Witnessed(topic=SEEN)
     answer = looked("GeoTopic", LATER, both, world)
-    assert answer.finalizers == (), "it takes nothing with it when it is deleted"
+    assert answer.finalizers == (), "its deletion deletes nothing"
     gone = looked("GeoTopic", LATER, both, world, deleted=True)
     assert (world.made, gone.finalizers, [one.reason for one in gone.events]) == ([], (), ["NothingDeleted"])
     assert ready(looked("ShadowTopic", EARLIER, both, Witnessed(topic=SEEN))) == "AsSpecified"
 
 
-def test_a_shadow_elsewhere_is_none_of_a_geo_topic_s_business() -> None:
+def test_a_shadow_in_another_region_does_not_affect_a_geo_topic() -> None:
     both = views(geo=LATER, shadow=EARLIER)
     elsewhere = replace(both, shadow_topics={(VIEW, "sa"): both.shadow_topics[VIEW, "ap"]})
     world = Witnessed()
@@ -76,7 +76,7 @@ def test_a_shadow_elsewhere_is_none_of_a_geo_topic_s_business() -> None:
     assert world.made
 
 
-def test_a_geo_topic_does_nothing_to_a_shadow_and_deletes_none() -> None:
+def test_a_geo_topic_neither_changes_nor_deletes_a_shadow() -> None:
     alone = views(geo=EARLIER)
     world = Witnessed(topic=SEEN)
     answer = looked("GeoTopic", EARLIER, alone, world)
@@ -85,7 +85,7 @@ def test_a_geo_topic_does_nothing_to_a_shadow_and_deletes_none() -> None:
     assert (world.made, gone.finalizers) == ([], ())
 
 
-def test_where_one_region_has_a_shadow_of_that_name_the_others_delete_theirs_without_it() -> None:
+def test_if_one_region_has_a_shadow_of_that_name_only_the_others_delete_the_topic() -> None:
     links = tuple(Link(name, True, 0, 0) for name in NAMES)
     world = Witnessed(topic=TopicSeen(0, policies={"replication": list(NAMES)}, links=links))
     world.by_region["ap"] = SEEN
@@ -103,10 +103,10 @@ def test_where_one_region_has_a_shadow_of_that_name_the_others_delete_theirs_wit
     [({"source": TOPIC}, True), ({"source": f"{TOPIC}-of-others"}, False), ({}, False)],
     ids=["its own", "somebody else's", "never looked at"],
 )
-def test_without_its_source_s_geo_topic_a_shadow_deletes_what_it_has_made(
+def test_a_shadow_topic_deletes_what_it_created_even_without_its_sources_geo_topic(
     recorded: dict[str, str], deleted: bool
 ) -> None:
-    """The GeoTopic whose name is the source was deleted first, so only the status tells which topic it was."""
+    """The GeoTopic named as the source was deleted first, so only the status says which topic it was."""
     world = Witnessed(topic=SEEN)
     spec = SHADOW | {"source": "orders"}
     looked("ShadowTopic", EARLIER, views(shadow=EARLIER), world, deleted=True, spec=spec, status=recorded)
@@ -114,7 +114,7 @@ def test_without_its_source_s_geo_topic_a_shadow_deletes_what_it_has_made(
 
 
 def test_a_region_that_leaves_and_has_a_shadow_of_that_name_is_not_unlinked() -> None:
-    """And it does not count as one that holds a copy: where all copies are lost, the topic has vanished."""
+    """Nor does it count as holding a copy: where all copies are lost, the topic has vanished."""
     spec = GeoTopicSpec.model_validate(GEO | {"regions": ["eu", "us"]})
     history = History(established=frozenset(NAMES))
     whole = TopicSeen(0, policies={"replication": ["eu", "us"]})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's tokens: whose is used, when it expires, and what is said before that."""
+"""The operator's tokens: which is used, when it expires, and what is reported before that."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_a_token_says_when_it_expires(until: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["", "opaque", "a.b.c", "a.%%%.c", "a.äö.c", token([]), token({"exp": "soon"})])
-def test_what_is_no_such_token_has_no_expiry(other: str, tmp_path: Path) -> None:
+def test_other_values_have_no_expiry(other: str, tmp_path: Path) -> None:
     (tmp_path / "default").write_text(other)
     assert Tokens(tmp_path).expires("east") is None
     assert Tokens(None).expires("east") is None
 
 
 @pytest.mark.parametrize("until", [-1, 1e300, float("inf"), True])
-def test_an_expiry_that_is_no_time_is_none(until: float) -> None:
+def test_an_invalid_expiry_is_ignored(until: float) -> None:
     assert expiry_of(token({"exp": until})) in (None, 1)
 
 
@@ -58,7 +58,7 @@ def world(directory: Path, wall: float, regions: Iterable[str] = ("east", "west"
     return World(outside, Tokens(directory), outside, outside, outside, settings, wall=lambda: wall)
 
 
-def test_a_token_that_expires_soon_is_told_once_and_again_when_it_has_expired(
+def test_a_token_is_reported_once_when_it_expires_soon_and_again_when_it_has_expired(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "meridian_operator")
@@ -82,8 +82,8 @@ def test_a_token_that_expires_soon_is_told_once_and_again_when_it_has_expired(
     assert not said(caplog), "it was replaced"
 
 
-def test_a_short_lived_token_is_told_in_the_last_quarter_of_its_lifetime(tmp_path: Path) -> None:
-    """Its region renews it at half: then somebody has to look there."""
+def test_a_short_lived_token_is_reported_in_the_last_quarter_of_its_lifetime(tmp_path: Path) -> None:
+    """Its region renews it at half: so the region needs attention then."""
     tokens = Tokens(tmp_path, {"east": "us-east/meridian-token-issuer"})
     tokens.issue("east", token({"exp": NEW_YEAR, "meridian_lifetime": 86_400}).strip())
     assert not tokens.warning("east", NEW_YEAR - 6 * 3600 - 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the verifiers' ConfigMaps to the condition Aligned: the newest whole run counts, and the worst of its rows."""
+"""From the verifiers' ConfigMaps to the condition Aligned: the newest complete run counts, by its worst row."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NEXT_DAY = "2026-01-02T00:00:00Z"
 
 
 class Indexed:
-    """The verifiers' ConfigMaps as they come."""
+    """The verifiers' ConfigMaps as they arrive."""
 
     def __init__(self) -> None:
         self.verdicts = Verdicts(VERIFIERS)
 
     def see(self, part: str, document: Any, verifier: str = "default", metadata: dict[str, Any] | None = None) -> None:
-        """A ConfigMap was made or changed: the head, or a shard such as ``a.1``."""
+        """A ConfigMap was created or changed: the head, or a shard such as ``a.1``."""
         name = f"meridian-verdict-{verifier}" + ("" if part == "head" else f".{part}")
         data = {"verdict.json": document if isinstance(document, str) else json.dumps(document)}
         named = {"name": name, "labels": {LABEL: verifier}}
@@ -66,17 +66,17 @@ def test_the_newest_run_of_two_verifiers_counts(indexed: Indexed) -> None:
     assert indexed.condition().status == "True"
     assert indexed.condition("other").reason == "NotVerifiedYet"
     indexed.see("head", document(run="3", time=NEXT_DAY), "late")
-    assert indexed.condition().status == "False", "the newer one no longer speaks of it"
+    assert indexed.condition().status == "False", "the newer run no longer mentions it"
 
 
 @pytest.mark.parametrize("broken", ["broken", "[]", "3", "{}", '{"subscriptions": [3]}', '{"subscriptions": {"a": 1}}'])
-def test_a_document_that_cannot_be_read_says_nothing(indexed: Indexed, broken: str) -> None:
+def test_an_unreadable_document_is_ignored(indexed: Indexed, broken: str) -> None:
     indexed.see("head", document(row("aligned")), "good")
     indexed.see("head", broken, "broken")
     assert indexed.condition().status == "True"
 
 
-def test_a_config_map_without_a_document_says_nothing(indexed: Indexed) -> None:
+def test_a_config_map_without_a_document_is_ignored(indexed: Indexed) -> None:
     indexed.see("head", document(row("aligned")))
     indexed.verdicts.put({"metadata": {"name": "meridian-verdict-default", "labels": {LABEL: "default"}}})
     assert indexed.condition().reason == "NotVerifiedYet"
@@ -96,7 +96,7 @@ def test_a_config_map_without_a_document_says_nothing(indexed: Indexed) -> None:
         {"shard": "one"},
     ],
 )
-def test_a_document_of_other_types_says_nothing(indexed: Indexed, wrong: dict[str, Any]) -> None:
+def test_a_document_with_values_of_other_types_is_ignored(indexed: Indexed, wrong: dict[str, Any]) -> None:
     indexed.see("head", document(row("aligned")) | wrong)
     assert indexed.condition().reason == "NotVerifiedYet"
 
@@ -114,22 +114,20 @@ def test_a_document_of_other_types_says_nothing(indexed: Indexed, wrong: dict[st
         {"name": "meridian-verdict-unlisted", "labels": {LABEL: "unlisted"}},
     ],
 )
-def test_only_config_maps_that_are_reserved_for_a_listed_verifier_count(
-    indexed: Indexed, metadata: dict[str, Any]
-) -> None:
+def test_only_config_maps_reserved_for_a_listed_verifier_count(indexed: Indexed, metadata: dict[str, Any]) -> None:
     named = {"name": "meridian-verdict-default", "labels": {LABEL: "default"}}
     indexed.see("head", document(row("aligned"), time=NEW_YEAR), "good")
     indexed.see("head", document(row("misaligned"), time=NEXT_DAY), metadata=named | metadata)
     assert indexed.condition().status == "True"
     indexed.see("head", document(row("misaligned"), time=NEXT_DAY), metadata=named)
-    assert indexed.condition().status == "False", "or the above proves nothing"
+    assert indexed.condition().status == "False", "a valid one must count, or the above proves nothing"
 
 
-def test_a_verdict_from_the_future_does_not_outlive_later_runs(indexed: Indexed) -> None:
+def test_a_verdict_from_the_future_does_not_outlast_later_runs(indexed: Indexed) -> None:
     indexed.see("head", document(row("aligned")), "good")
     indexed.see("head", document(row("misaligned"), time="2026-01-02T00:05:01Z"), "late")
     assert indexed.condition().status == "True"
-    assert indexed.condition(now="2026-01-02T00:00:01Z").status == "False", "clocks differ by minutes"
+    assert indexed.condition(now="2026-01-02T00:00:01Z").status == "False", "clocks may differ by minutes"
 
 
 def test_listing_again_forgets_what_was_deleted_meanwhile(indexed: Indexed) -> None:
@@ -141,7 +139,7 @@ def test_listing_again_forgets_what_was_deleted_meanwhile(indexed: Indexed) -> N
     assert indexed.condition().reason == "NotVerifiedYet"
 
 
-def test_verdicts_that_cannot_be_read_are_told_and_those_known_count_until_they_expire(indexed: Indexed) -> None:
+def test_unreadable_verdicts_are_reported_and_known_ones_count_until_they_expire(indexed: Indexed) -> None:
     indexed.verdicts.problem = "HTTP 403"
     told = indexed.condition()
     assert (told.status, told.reason) == ("Unknown", "VerdictsUnreadable") and "HTTP 403" in told.message
@@ -160,21 +158,21 @@ def test_the_worst_partition_counts(indexed: Indexed) -> None:
     assert (told.status, told.reason) == ("False", "Misaligned")
 
 
-def test_a_word_that_is_not_known_is_not_good_news(indexed: Indexed) -> None:
+def test_an_unknown_verdict_is_not_good_news(indexed: Indexed) -> None:
     indexed.see("head", document(row("aligned"), row("excellent", f"{TOPIC}-partition-1")))
     assert indexed.condition().status == "Unknown"
 
 
-def test_what_is_wrong_with_the_topic_is_wrong_with_a_subscription_that_no_row_names(indexed: Indexed) -> None:
+def test_a_problem_of_the_topic_applies_to_a_subscription_without_a_row(indexed: Indexed) -> None:
     indexed.see("head", document(row("aligned", subscription="")))
-    assert indexed.condition().reason == "NotVerifiedYet", "that the topic is well says nothing of a subscription"
+    assert indexed.condition().reason == "NotVerifiedYet", "a sound topic says nothing about a subscription"
     assert indexed.condition("").status == "True"
     indexed.see("head", document(row("misaligned", subscription="")))
     assert indexed.condition().status == "False"
 
 
 def test_rows_count_while_the_head_names_their_run(indexed: Indexed) -> None:
-    """Shards of the run before, of one that is being written, and of one that was never finished, say nothing."""
+    """Shards of the previous run, of one being written, and of one never finished do not count."""
     indexed.see("a.1", document(row("aligned"), run="1", shard=1))
     assert indexed.condition().reason == "NotVerifiedYet", "no head yet"
     indexed.see("head", document(run="1", shards=1))
@@ -184,7 +182,7 @@ def test_rows_count_while_the_head_names_their_run(indexed: Indexed) -> None:
     indexed.see("head", document(run="2", time=NEXT_DAY, shards=1))
     assert indexed.condition().status == "False"
     indexed.see("b.1", document(row("misaligned"), run="4", shard=1))
-    assert indexed.condition().reason == "NotVerifiedYet", "the shards of the run in force are gone"
+    assert indexed.condition().reason == "NotVerifiedYet", "the shards of the current run are gone"
     indexed.forget("head")
     assert indexed.condition().reason == "NotVerifiedYet"
 
@@ -200,8 +198,10 @@ def test_an_aligned_verdict_expires_a_misaligned_one_does_not(indexed: Indexed) 
 
 @pytest.mark.parametrize("annotation", ["paused", "dry-run"])
 @pytest.mark.parametrize("leaving", [False, True])
-def test_an_object_that_is_left_alone_does_not_stay_aligned(indexed: Indexed, annotation: str, leaving: bool) -> None:
-    """Its other conditions stay, but this one says when it ends."""
+def test_an_object_that_is_no_longer_reconciled_does_not_stay_aligned(
+    indexed: Indexed, annotation: str, leaving: bool
+) -> None:
+    """Its other conditions stay, but this one states when it ends."""
 
     async def see(*_: Any) -> list[RegionSeen]:
         return []
@@ -229,8 +229,8 @@ def test_no_aligned_verdict_counts_for_more_than_a_week(indexed: Indexed, fields
     assert indexed.condition(now="2026-01-08T00:00:01Z").reason == "VerdictExpired"
 
 
-def test_a_run_without_ids_is_read_as_before(indexed: Indexed) -> None:
-    """A verifier of an earlier version: one ConfigMap, no run, no end."""
+def test_a_document_without_a_run_id_is_read_as_before(indexed: Indexed) -> None:
+    """From a verifier of an earlier version: one ConfigMap, no run id, no end."""
     indexed.see("head", {"time": NEW_YEAR, "subscriptions": [row("aligned")]})
     assert indexed.condition().status == "True"
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Balance: bundles move when brokers come and go and when one of them is overloaded, few of them, and never back and
-forth; what somebody moves by hand stays."""
+"""Balance: bundles move when brokers join, leave or are overloaded; few of them move, and never back and
+forth; bundles moved by hand stay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meridian_broker.ownership.bundles import Bundle, Bundles
 from meridian_broker.ownership.placement import BUSY, RELIEF, Candidate
 
 LOADS = st.lists(st.lists(st.floats(0.0, 0.5), max_size=8), min_size=1, max_size=4)
-"""By broker, what each of its bundles costs."""
+"""The cost of each bundle, by broker."""
 
 
 class Region:
@@ -34,7 +34,7 @@ class Region:
         return [Candidate(name, len(mine), self.usage(name)) for name, mine in self.owned.items()]
 
     def look(self) -> int:
-        """Every broker looks once. Returns the number of bundles that moved."""
+        """Every broker checks once. Returns the number of bundles that moved."""
         before = len(self.moved)
         self.now += 1
         for name, balance in self.balances.items():
@@ -48,7 +48,7 @@ class Region:
         self.moved.append((bundle, broker, to))
 
     def settle(self) -> None:
-        """Look until nothing moves, also after the times for which brokers wait."""
+        """Check until nothing moves, even after the periods that brokers wait."""
         for _ in range(1000):
             if not self.look():
                 self.now += SETTLE_SECONDS
@@ -59,7 +59,7 @@ class Region:
 
 @settings(max_examples=500)
 @given(LOADS)
-def test_movement_ends_and_each_move_because_of_load_relieves_the_busiest_broker(loads: list[list[float]]) -> None:
+def test_movement_ends_and_each_move_for_load_relieves_the_busiest_broker(loads: list[list[float]]) -> None:
     region = Region(loads)
     while region.look():
         pass
@@ -113,7 +113,7 @@ def test_bundles_moved_by_hand_stay_until_the_set_of_brokers_changes(counts: lis
     assert max(settled) - min(settled) < 2
 
 
-def test_a_broker_is_relieved_by_the_largest_bundle_that_does_not_turn_the_tables() -> None:
+def test_a_broker_is_relieved_of_the_largest_bundle_that_does_not_overload_the_other() -> None:
     region = Region([[0.5, 0.3, 0.2], [0.1, 0.1]])
     region.settle()
     small, middle, large = sorted(load for load in (0.2, 0.3, 0.5))
@@ -125,11 +125,11 @@ def test_a_broker_is_relieved_by_the_largest_bundle_that_does_not_turn_the_table
     "loads",
     [
         [[0.4, 0.4], [0.0, 0.0]],  # not busy
-        [[0.5, 0.4], [0.4, 0.3]],  # the other one is nearly as busy
-        [[0.95], [0.0]],  # one bundle is all of it: elsewhere it would be the same
+        [[0.5, 0.4], [0.4, 0.3]],  # the other is nearly as busy
+        [[0.95], [0.0]],  # one bundle is the whole load: moving it would not help
     ],
 )
-def test_nothing_moves_where_that_would_not_help(loads: list[list[float]]) -> None:
+def test_nothing_moves_if_that_would_not_help(loads: list[list[float]]) -> None:
     region = Region(loads)
     region.settle()
     assert region.moved == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles: whatever is split, each topic is in exactly one bundle, and only the split one changes."""
+"""Bundles: whichever is split, each topic is in exactly one bundle, and only the split one changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUNDLES = BORDERS.map(lambda borders: Bundles("t/n", borders))
 
 @settings(max_examples=500)
 @given(BUNDLES, PLACES)
-def test_each_place_is_in_exactly_one_bundle(bundles: Bundles, place: int) -> None:
+def test_each_hash_is_in_exactly_one_bundle(bundles: Bundles, place: int) -> None:
     assert [one for one in bundles.every() if place in one] == [bundles.at(place)]
 
 
@@ -50,7 +50,7 @@ def test_a_split_changes_no_other_bundle(bundles: Bundles, border: int, place: i
 
 @settings(max_examples=500)
 @given(BUNDLES, st.lists(PLACES, max_size=20))
-def test_the_median_separates_topics_as_evenly_as_any_border_can(bundles: Bundles, places: list[int]) -> None:
+def test_the_median_separates_topics_as_evenly_as_any_boundary_can(bundles: Bundles, places: list[int]) -> None:
     bundle = bundles.every()[0]
     inside = sorted(place for place in places if place in bundle)
     try:
@@ -72,7 +72,7 @@ def test_the_median_separates_topics_as_evenly_as_any_border_can(bundles: Bundle
 
 @settings(max_examples=500)
 @given(BUNDLES)
-def test_borders_are_read_as_they_were_written(bundles: Bundles) -> None:
+def test_boundaries_are_read_back_as_written(bundles: Bundles) -> None:
     assert Bundles.parse("t/n", bundles.texts()) == bundles
     assert all(bundles.named(one.range) == one for one in bundles.every())
 
@@ -101,7 +101,7 @@ def test_a_bundle_of_another_division_is_not_split() -> None:
         Bundles.equal("t/n", 4).split(Bundle("t/n", 0, 0x20000000), 0x10000000)
 
 
-def test_there_is_a_limit_to_splitting() -> None:
+def test_splitting_has_a_limit() -> None:
     bundles = Bundles.equal("t/n", MAX_BUNDLES)
     with pytest.raises(NotDivisible, match="limit"):
         bundles.split(bundles.every()[0], 1)
@@ -111,6 +111,6 @@ def test_there_is_a_limit_to_splitting() -> None:
     "texts",
     [[], ["0x00000000"], ["0x0", "0x1"], ["0x1", "0xffffffff"], ["0x0", "0x5", "0x5", "0xffffffff"], ["0x0", "x"]],
 )
-def test_borders_that_do_not_cover_everything_are_refused(texts: list[str]) -> None:
+def test_boundaries_that_do_not_cover_the_range_are_refused(texts: list[str]) -> None:
     with pytest.raises(ValueError, match=r"borders|invalid"):
         Bundles.parse("t/n", texts)

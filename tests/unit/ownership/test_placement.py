@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement: brokers choose alike, evenly, and little moves when one of them comes or goes."""
+"""Placement: brokers choose alike and evenly, and little moves when a broker joins or leaves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUNDLE = st.sampled_from(Bundles.equal("t/n", 64).every())
 
 @settings(max_examples=500)
 @given(BUNDLE, CANDIDATES, st.randoms())
-def test_everybody_chooses_alike(bundle: Bundle, candidates: list[Candidate], random: st.DataObject) -> None:
+def test_all_brokers_choose_alike(bundle: Bundle, candidates: list[Candidate], random: st.DataObject) -> None:
     chosen = choose(bundle, candidates)
     assert (chosen is None) == (not candidates)
     shuffled = sorted(candidates, key=lambda _: random.random())  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def test_everybody_chooses_alike(bundle: Bundle, candidates: list[Candidate], ra
 
 @settings(max_examples=500)
 @given(BUNDLE, CANDIDATES)
-def test_a_busy_broker_gets_nothing_while_another_is_not(bundle: Bundle, candidates: list[Candidate]) -> None:
+def test_a_busy_broker_gets_nothing_while_another_is_idle(bundle: Bundle, candidates: list[Candidate]) -> None:
     usage = {one.broker: one.usage for one in candidates}
     chosen = choose(bundle, candidates)
     if any(value < BUSY for value in usage.values()):
@@ -38,7 +38,7 @@ def test_a_busy_broker_gets_nothing_while_another_is_not(bundle: Bundle, candida
 
 
 def spread(bundles: list[Bundle], brokers: list[str], owners: dict[Bundle, str] | None = None) -> dict[Bundle, str]:
-    """Owners after every bundle that nobody owns was taken, one after the other."""
+    """Owners after every unowned bundle was acquired, one after another."""
     owners = dict(owners or {})
     for bundle in bundles:
         if bundle not in owners:
@@ -57,7 +57,7 @@ def test_bundles_are_spread_evenly() -> None:
         assert max(owned.values()) <= SLACK * len(bundles) / count + 1
 
 
-def test_the_bundles_of_a_broker_that_stops_are_divided_evenly() -> None:
+def test_a_stopping_brokers_bundles_are_divided_evenly() -> None:
     bundles = [bundle for number in range(16) for bundle in Bundles.equal(f"t/{number}", 16).every()]
     owned = Counter(divide(bundles, [Candidate("a", 40), Candidate("b", 40), Candidate("c", 0)]).values())
     assert owned.total() == len(bundles)
@@ -65,7 +65,7 @@ def test_the_bundles_of_a_broker_that_stops_are_divided_evenly() -> None:
     assert divide(bundles, []) == {}
 
 
-def test_only_what_was_a_brokers_moves_when_it_goes() -> None:
+def test_only_a_brokers_own_bundles_move_when_it_leaves() -> None:
     bundles = Bundles.equal("t/n", 256).every()
     before = spread(bundles, ["a", "b", "c"])
     left = {bundle: owner for bundle, owner in before.items() if owner != "b"}

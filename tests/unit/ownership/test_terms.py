@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terms of ownership: the printed table is what happens, and nothing is served outside a term."""
+"""Terms of ownership: the documented table matches the code, and nothing is served outside a term."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ONE = Bundle("t/n", 0, 100)
 OURS = {State.OWNED, State.GIVING_UP}
 
 
-def test_the_printed_transitions_are_those_that_are_made() -> None:
+def test_the_documented_transitions_are_those_of_the_code() -> None:
     assert printed_tables.transitions(terms.__doc__, State, Event, Action) == TRANSITIONS
 
 
-def test_what_is_ours_ends_in_an_orderly_close_or_in_a_drop() -> None:
+def test_ownership_ends_in_an_orderly_close_or_in_a_drop() -> None:
     for (before, event), (after, action) in TRANSITIONS.items():
         assert (before not in OURS and after in OURS) == (action is Action.SERVE)
         if before in OURS and after not in OURS:
@@ -44,8 +44,8 @@ def test_topics_are_opened_only_in_a_term(events: list[Event]) -> None:
         assert list(held) == ([] if state is State.FREE else [ONE])
 
 
-def test_a_term_that_is_over_is_not_taken_for_a_new_one() -> None:
-    """The watch may tell of it late."""
+def test_a_past_term_is_not_taken_for_a_new_one() -> None:
+    """The watch may report it late."""
     held = Terms()
     assert not held.is_over(ONE, 5)
     held.happens(ONE, Event.GIVEN, Term(5, 1))

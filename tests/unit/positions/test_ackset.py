@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The algebra of ``AckSet`` against a plain set of positions, over a universe small enough to look at whole."""
+"""The algebra of ``AckSet`` against a plain set of positions, in a universe small enough to enumerate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.worlds.set_laws import check_within_and_minus
 
 LEDGERS, ENTRIES = 4, 5
 UNIVERSE = [EARLIEST] + [Position(ledger, entry) for ledger in range(LEDGERS) for entry in range(-1, ENTRIES + 2)]
-"""The last two entries of each ledger are never claimed by name: they show whether the ledger's rest is claimed."""
+"""The last two entries of each ledger are never claimed singly: they show whether the ledger's rest is claimed."""
 ACKABLE = [position for position in UNIVERSE if 0 <= position.entry < ENTRIES]
 SIZE = 3
 
@@ -35,7 +35,7 @@ def pick(ready: list[Any]) -> st.SearchStrategy[Any]:
     return st.integers(0, len(ready) - 1).map(ready.__getitem__)
 
 
-# Drawing one of many ready-made operations is ten times as fast as putting each together from draws.
+# Drawing one of many ready-made operations is ten times as fast as composing each from draws.
 operations = (
     pick([("claim", *interval) for interval in INTERVALS])
     | pick([("point", position) for position in ACKABLE])
@@ -66,7 +66,7 @@ def build(plan: list[tuple[Any, ...]]) -> AckSet:
 
 
 class NaiveModel:
-    """The same by the book: sets, and a fixpoint for batches."""
+    """The specification: plain sets, and a fixpoint for batches."""
 
     def __init__(self) -> None:
         self.claimed: set[Position] = {EARLIEST}
@@ -118,7 +118,7 @@ def model_of(plan: list[tuple[Any, ...]]) -> NaiveModel:
 
 
 def state_of(acks: AckSet) -> tuple[Any, ...]:
-    """What an ``AckSet`` says, as the model says it."""
+    """The content of an ``AckSet`` in the model's form."""
     claimed = frozenset(position for position in UNIVERSE if acks.contains(position))
     partial = dict(acks.partials())
     return (
@@ -145,7 +145,7 @@ def test_agrees_with_a_set_of_positions(plan: list[tuple[Any, ...]]) -> None:
 
 @many
 @given(plans, plans)
-def test_equal_exactly_when_the_sets_are(one: list[tuple[Any, ...]], two: list[tuple[Any, ...]]) -> None:
+def test_equal_exactly_if_the_sets_are(one: list[tuple[Any, ...]], two: list[tuple[Any, ...]]) -> None:
     a, b = build(one), build(two)
     same = model_of(one).state() == model_of(two).state()
     assert (a == b) == same
@@ -233,7 +233,7 @@ def test_parts_by_digest_make_the_whole(plan: list[tuple[Any, ...]]) -> None:
 
 @many
 @given(plans)
-def test_runs_are_maximal_and_tell_everything(plan: list[tuple[Any, ...]]) -> None:
+def test_runs_are_maximal_and_complete(plan: list[tuple[Any, ...]]) -> None:
     acks = build(plan)
     again = AckSet()
     last = None
@@ -289,18 +289,18 @@ def test_damaged_encodings_are_refused_with_value_error(plan: list[tuple[Any, ..
         assert AckSet.decode(acks.encode()) == acks
 
 
-def test_a_ledger_of_which_nothing_is_claimed_is_refused() -> None:
-    """Whoever took it would fail when it is joined."""
+def test_an_encoded_ledger_without_claims_is_refused() -> None:
+    """If accepted, it would fail when joined."""
     acks = AckSet()
     acks.claim(Position(7, 1), Position(7, 2))
     good = acks.encode()
-    assert good[-3:] == bytes((1, 2, 0)), "one run, of one entry"
+    assert good[-3:] == bytes((1, 2, 0)), "one run of one entry"
     with pytest.raises(ValueError, match="a list of entry ids is empty"):
         AckSet.decode(good[:-3] + bytes((0,)))
 
 
 class AgainstTheModel(RuleBasedStateMachine):
-    """Two sets that change, merge and go over the wire for a long time."""
+    """Two sets that change, merge and are sent over the wire for a long time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ TestAgainstTheModel.settings = settings(max_examples=500, stateful_step_count=15
 
 @pytest.mark.parametrize(("ledgers", "entries"), [(3, 2), (2, 3)])
 def test_all_sequences_of_three_claims(ledgers: int, entries: int) -> None:
-    """Exhaustive where random tests only sample: sets and encodings correspond one to one."""
+    """Exhaustive, where random tests only sample: sets and encodings correspond one to one."""
     places = [place for place in UNIVERSE if place.ledger < ledgers and place.entry < entries]
     claims = [(after, upto) for after in places for upto in places if after < upto and upto.entry >= 0]
     covered = {claim: interval(*claim) for claim in claims}
@@ -369,7 +369,7 @@ def test_all_sequences_of_three_claims(ledgers: int, entries: int) -> None:
 
 
 def test_many_short_histories_in_a_small_world() -> None:
-    """Without a search strategy's overhead: tens of thousands of histories in which everything meets everything."""
+    """Without a search strategy's overhead: tens of thousands of histories that combine everything with everything."""
     random = Random(20)
     small = [place for place in UNIVERSE if place.ledger < 3 and place.entry < 2]
     intervals = [(after, upto) for after in small for upto in small if after < upto and upto.entry >= 0]
@@ -395,7 +395,7 @@ def test_many_short_histories_in_a_small_world() -> None:
 # -- by example --------------------------------------------------------------------------------------------------------
 
 
-def test_in_order_acks_leave_nothing_but_a_floor() -> None:
+def test_acks_in_order_leave_only_a_floor() -> None:
     acks = AckSet()
     last = EARLIEST
     for ledger, entries in ((7, (0, 3, 4)), (9, (2, 5)), (12, (0,))):
@@ -407,7 +407,7 @@ def test_in_order_acks_leave_nothing_but_a_floor() -> None:
     assert acks == AckSet(Position(12, 0))
 
 
-def test_the_floor_rises_over_ledgers_when_the_hole_is_filled() -> None:
+def test_the_floor_rises_across_ledgers_when_the_hole_is_filled() -> None:
     acks = AckSet(Position(7, 3))
     acks.claim(Position(7, 5), Position(9, 2))
     acks.claim(Position(9, 2), Position(12, 0))
@@ -417,7 +417,7 @@ def test_the_floor_rises_over_ledgers_when_the_hole_is_filled() -> None:
     assert acks == AckSet(Position(12, 0))
 
 
-def test_an_entry_that_is_withheld_is_not_claimed_by_its_neighbours() -> None:
+def test_a_withheld_entry_is_not_claimed_by_its_neighbours() -> None:
     acks = AckSet(Position(7, 3))
     acks.claim(Position(7, 5), Position(7, 6))
     assert not acks.contains(Position(7, 4))
@@ -425,7 +425,7 @@ def test_an_entry_that_is_withheld_is_not_claimed_by_its_neighbours() -> None:
     assert acks.floor == Position(7, 3)
 
 
-def test_batches_union_to_the_whole_entry() -> None:
+def test_acks_of_all_batch_messages_join_to_the_whole_entry() -> None:
     one, two = AckSet(Position(7, 3)), AckSet(Position(7, 3))
     entry = Position(7, 5)
     assert one.claim_batch(entry, 3, 0b101, Position(7, 3))
@@ -439,7 +439,7 @@ def test_batches_union_to_the_whole_entry() -> None:
     assert two.remaining(entry, 3) == 0
 
 
-def test_a_batch_whose_prev_is_unknown_stands_alone_until_somebody_knows() -> None:
+def test_a_batch_with_an_unknown_prev_stands_alone_until_it_is_known() -> None:
     acks = AckSet(Position(7, 3))
     acks.claim_batch(Position(7, 5), 2, 0b01, None)
     acks.claim_batch(Position(7, 5), 2, 0b10, None)
@@ -460,7 +460,7 @@ def test_a_batch_whose_prev_is_unknown_stands_alone_until_somebody_knows() -> No
         (Position(5, -2), Position(5, -1)),
     ],
 )
-def test_what_is_no_interval_of_entries_is_refused(after: Position, upto: Position) -> None:
+def test_invalid_intervals_are_refused(after: Position, upto: Position) -> None:
     for acks in (AckSet(), AckSet(Position(0, 7))):
         acks.claim(Position(5, 0), Position(5, 1))
         with pytest.raises(ValueError, match="cannot be claimed"):
@@ -468,12 +468,12 @@ def test_what_is_no_interval_of_entries_is_refused(after: Position, upto: Positi
 
 
 @pytest.mark.parametrize(("size", "acked"), [(0, 0), (3, 8), (3, -1), (1 << 21, 1)])
-def test_bits_a_batch_does_not_have_are_refused(size: int, acked: int) -> None:
+def test_bits_beyond_a_batch_are_refused(size: int, acked: int) -> None:
     with pytest.raises(ValueError, match="do not fit a batch"):
         AckSet().claim_batch(Position(1, 1), size, acked, None)
 
 
-def test_a_floor_may_be_anywhere() -> None:
+def test_a_floor_may_be_at_any_position() -> None:
     acks = AckSet()
     acks.claim(Position(3, 4), Position(3, 5))
     assert acks.raise_floor(Position(3, -1))
@@ -511,7 +511,7 @@ def test_a_delta_of_several_bits_lifts_the_floor_it_touches() -> None:
     ]
 
 
-def test_an_encoding_that_is_not_canonical_is_read_into_canonical_form() -> None:
+def test_a_non_canonical_encoding_is_read_into_canonical_form() -> None:
     # Floor 7:3, then in ledger 7 the run of entries 4 and 5, which continues it.
     assert AckSet.decode(bytes.fromhex("080401070100010401")) == AckSet(Position(7, 5))
     # No floor; in ledger 7 a link to the very beginning, and entries 0 and 1.

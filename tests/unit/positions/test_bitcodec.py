@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bitmaps as bytes: canonical whatever the history of the bitmap, complete, and near the entropy."""
+"""Bitmaps as bytes: canonical whatever the bitmap's history, complete, and near the entropy."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def random_holes(seed: int, share: float, entries: int) -> BitMap:
 
 
 def histories(bits: BitMap) -> list[BitMap]:
-    """The same set with other containers inside."""
+    """The same set, with different internal containers."""
     optimized = bits.copy()
     optimized.run_optimize()
     one_by_one = BitMap()
@@ -155,7 +155,7 @@ def test_random_holes_cost_little_more_than_their_entropy(share: float, above_en
     assert len(encoded(random_holes(1, share, entries))) <= entropy_bytes * above_entropy
 
 
-def test_a_few_bytes_cannot_unfold_to_much() -> None:
+def test_a_few_bytes_cannot_expand_to_much() -> None:
     everything = BitMap()
     everything.add_range(0, ENTRY_LIMIT)
     one = encoded(everything)
@@ -176,6 +176,6 @@ def test_numbers(number: int) -> None:
 
 
 @pytest.mark.parametrize("data", ["", "80", "8000", "ffffffffffffffffff02", "ffffffffffffffffffff01"])
-def test_numbers_that_are_none(data: str) -> None:
+def test_invalid_numbers(data: str) -> None:
     with pytest.raises(ValueError, match="broken encoding"):
         Reader(bytes.fromhex(data)).number()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stamps are a total order with the smaller region winning a tie; clocks only go forward."""
+"""Stamps are totally ordered, and the smaller region wins a tie; clocks only go forward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_sorting_and_max_follow_it(some: list[Stamp]) -> None:
     assert not any(stamp.beats(max(some)) for stamp in some)
 
 
-def test_later_wins_then_the_counter_then_the_smaller_region() -> None:
+def test_the_later_time_wins_then_the_counter_then_the_smaller_region() -> None:
     assert Stamp(2, 0, "b").beats(Stamp(1, 9, "a"))
     assert Stamp(1, 1, "b").beats(Stamp(1, 0, "a"))
     assert Stamp(1, 1, "a").beats(Stamp(1, 1, "b"))
@@ -54,7 +54,7 @@ whole = st.builds(Stamp, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), s
 @many
 @example(Stamp(2**64 - 1, 2**64 - 1, "a"))
 @given(whole)
-def test_what_is_printed_is_read(stamp: Stamp) -> None:
+def test_printed_stamps_are_read_back(stamp: Stamp) -> None:
     assert Stamp.parse(str(stamp)) == stamp
 
 
@@ -75,7 +75,7 @@ def test_stamps_only_grow(moves: list[tuple[int, Stamp | None, bool]]) -> None:
     clock = HybridClock(lambda: now, "a")
     last = ZERO
     for time, stamp, observe in moves:
-        now = time  # a wall clock may be set back
+        now = time  # the wall clock may be set back
         if observe and stamp is not None:
             clock.observe(stamp, 1000)
             continue
@@ -87,7 +87,7 @@ def test_stamps_only_grow(moves: list[tuple[int, Stamp | None, bool]]) -> None:
             last = given
 
 
-def test_the_clock_follows_the_wall_and_counts_on_when_that_stands() -> None:
+def test_the_clock_follows_the_wall_clock_and_counts_on_while_that_stands_still() -> None:
     now = 1000
     clock = HybridClock(lambda: now, "a")
     assert clock.next() == Stamp(1000, 0, "a")
@@ -98,19 +98,19 @@ def test_the_clock_follows_the_wall_and_counts_on_when_that_stands() -> None:
     assert clock.next() == Stamp(1001, 0, "a")
 
 
-def test_after_a_restart_it_goes_on_behind_the_last() -> None:
+def test_after_a_restart_it_continues_after_the_last_stamp() -> None:
     clock = HybridClock(lambda: 900, "a", Stamp(1000, 4, "a"))
     assert clock.next() == Stamp(1000, 5, "a")
 
 
-def test_a_stamp_of_the_future_to_come_after_does_not_drag_the_clock_along() -> None:
+def test_a_timestamp_in_the_future_to_come_after_does_not_advance_the_clock() -> None:
     clock = HybridClock(lambda: 1000, "a")
     future = Stamp(9_000_000, 3, "b")
     assert clock.next(future) == Stamp(9_000_000, 4, "a")
     assert clock.next() == Stamp(1000, 1, "a")
 
 
-def test_a_stamp_too_far_ahead_is_not_heard() -> None:
+def test_a_stamp_too_far_ahead_is_ignored() -> None:
     clock = HybridClock(lambda: 1000, "a")
     assert not clock.observe(Stamp(1501, 0, "b"), 500)
     assert clock.next() == Stamp(1000, 0, "a")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cold sets answer, merge and encode as warm ones do, whatever happens to them; packed indexes as unpacked ones."""
+"""Cold sets answer, merge and encode like warm ones, whatever happens to them; packed indexes like unpacked ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def chilled(acks: AckSet) -> AckSet:
 
 @settings(max_examples=500)
 @given(steps, steps, steps)
-def test_cold_and_warm_are_the_same(one: list[Step], two: list[Step], then: list[Step]) -> None:
+def test_cold_and_warm_sets_are_equivalent(one: list[Step], two: list[Step], then: list[Step]) -> None:
     warm, cold, other = build(one), chilled(build(one)), build(two)
     assert cold.digests() == warm.digests()
     assert cold.encode() == warm.encode()
@@ -91,7 +91,7 @@ def test_a_visit_encodes_a_bounded_number_of_ledgers() -> None:
     assert acks == warm
 
 
-def test_what_is_acked_here_alone_is_kept_once() -> None:
+def test_acks_made_only_here_are_kept_once() -> None:
     progress, first_hand = Progress(), Progress()
     for entry in Random(1).sample(range(50_000), 25_000):
         for one in (progress, first_hand):
@@ -134,7 +134,7 @@ def header(
 
 @settings(max_examples=500)
 @given(logs())
-def test_a_packed_index_says_the_same(entries: list[EntryHeader]) -> None:
+def test_a_packed_index_answers_the_same(entries: list[EntryHeader]) -> None:
     index, packed = (LedgerIndex(9, RegionCodes("us"), Position(8, 3)) for _ in range(2))
     for entry in entries:
         index.add(entry)
@@ -154,8 +154,8 @@ def test_a_packed_index_says_the_same(entries: list[EntryHeader]) -> None:
 
 @settings(max_examples=500)
 @given(logs(), st.data())
-def test_what_lies_between_two_origins_is_found(entries: list[EntryHeader], data: st.DataObject) -> None:
-    """Also where entries came back late and stand behind newer ones, packed or not."""
+def test_entries_between_two_origins_are_found(entries: list[EntryHeader], data: st.DataObject) -> None:
+    """Even if entries came back late and follow newer ones, packed or not."""
     if data.draw(st.booleans()):
         entries = data.draw(st.permutations(entries))
     index = LedgerIndex(9, RegionCodes("us"), Position(8, 3))
@@ -176,8 +176,8 @@ def test_what_lies_between_two_origins_is_found(entries: list[EntryHeader], data
 
 @settings(max_examples=500)
 @given(logs(), st.data())
-def test_runs_join_exactly_what_follows_each_other(entries: list[EntryHeader], data: st.DataObject) -> None:
-    """Whatever the order, also where a damaged entry is settled later as the one of another region that it was."""
+def test_runs_join_exactly_consecutive_entries(entries: list[EntryHeader], data: st.DataObject) -> None:
+    """In any order, even if a damaged entry is later identified as an entry of another region."""
     if data.draw(st.booleans()):
         entries = data.draw(st.permutations(entries))
     foreign = [at for at, entry in enumerate(entries) if entry.region not in (None, "us")]

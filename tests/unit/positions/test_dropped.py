@@ -20,7 +20,7 @@ DROPS = [
     if after < upto and upto.entry >= 0
 ]
 bounds = st.sampled_from([place for place in PLACES if place.entry >= 0 or place == EARLIEST])
-"""A rewind's bounds are entries of the chain."""
+"""Bounds of a rewind are entries of the chain."""
 plans = st.lists(st.integers(0, len(DROPS) - 1).map(DROPS.__getitem__), max_size=8)
 many = settings(max_examples=500, deadline=None)
 
@@ -81,7 +81,7 @@ def test_garbage_is_refused_with_value_error(plan: list[tuple[Any, ...]], data: 
 
 @many
 @given(plans, bounds, bounds, plans)
-def test_a_rewind_takes_back_what_it_rules_and_nothing_else(
+def test_a_rewind_undoes_the_drops_it_rules_and_nothing_else(
     plan: list[tuple[Any, ...]], one: Position, two: Position, later: list[tuple[Any, ...]]
 ) -> None:
     low, high = sorted((one, two))
@@ -101,7 +101,7 @@ def test_a_rewind_takes_back_what_it_rules_and_nothing_else(
         assert dropped.contains("us-west", place) == (dropped.cause("us-west", place) is not None)
 
 
-def test_drops_cannot_be_joined_as_acks() -> None:
+def test_drops_cannot_be_merged_as_acks() -> None:
     dropped = Dropped()
     dropped.add(Cause.TTL, "us-east", EARLIEST, Position(1, 1))
     progress = Progress()
@@ -111,12 +111,12 @@ def test_drops_cannot_be_joined_as_acks() -> None:
         Progress.decode(b"\x01" + dropped.encode())
 
 
-def test_a_newer_format_is_refused_with_a_sentence() -> None:
+def test_a_newer_format_of_drops_is_refused_with_an_explanation() -> None:
     with pytest.raises(ValueError, match=r"newer version of Meridian \(format 2, this one reads up to 1\)"):
         Dropped.decode(b"\x02")
 
 
-def test_the_format_stays() -> None:
+def test_the_format_is_unchanged() -> None:
     dropped = Dropped()
     dropped.add(Cause.LOST, "us-east", EARLIEST, Position(7, 3))
     dropped.add(Cause.TTL, "us-east", Position(7, 5), Position(7, 9))

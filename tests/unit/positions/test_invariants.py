@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the algebra relies on is asserted: each test breaks it."""
+"""What the algebra relies on is asserted: each test violates an assertion."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def test_rewinds_are_in_the_order_of_their_epochs() -> None:
             Layers(wrong)
 
 
-def test_foreign_bytes_in_another_order_are_refused_before_that() -> None:
+def test_foreign_bytes_out_of_order_are_refused_first() -> None:
     heads = [Layers([Layer(Stamp(time_ms, 0, "us"), {}, 1)]).heads[1:] for time_ms in (2, 1)]
     with pytest.raises(ValueError, match="not in order"):
         known_of(bytes([2]) + b"".join(heads))
 
 
-def test_spans_that_overlap_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spans over several ledgers are found by bisection."""
+def test_overlapping_spans_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans across several ledgers are found by bisection."""
 
     def claimed() -> AckSet:
         acks = AckSet(Position(0, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The algebra of ``Progress``: layers by epoch, against a model that looks at every single entry."""
+"""The algebra of ``Progress``: layers by epoch, against a model that examines every single entry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from support.worlds.set_laws import check_within_and_minus
 
 @many
 @given(plans, histories)
-def test_agrees_with_a_look_at_every_entry(plan: list[tuple[Any, ...]], history: tuple[Any, ...]) -> None:
+def test_agrees_with_the_model_on_every_entry(plan: list[tuple[Any, ...]], history: tuple[Any, ...]) -> None:
     progress, model = build(plan, history)
     assert reads(progress) == model.reads()
 
@@ -119,7 +119,7 @@ def test_exchanging_what_differs_by_digest_makes_both_equal(
 
 @many
 @given(plans, plans, histories)
-def test_a_delta_says_what_its_acks_say(
+def test_a_delta_contains_what_its_acks_claim(
     one: list[tuple[Any, ...]], two: list[tuple[Any, ...]], history: tuple[Any, ...]
 ) -> None:
     at_once, _ = build(one, history)
@@ -135,7 +135,7 @@ def test_a_delta_says_what_its_acks_say(
 
 @many
 @given(plans, histories)
-def test_without_the_publish_time_only_what_is_certain_counts(
+def test_without_the_publish_time_only_certain_acks_count(
     plan: list[tuple[Any, ...]], history: tuple[Any, ...]
 ) -> None:
     progress, _ = build(plan, history)
@@ -153,7 +153,7 @@ def test_without_the_publish_time_only_what_is_certain_counts(
 
 @many
 @given(plans, histories, st.sampled_from(REGIONS), st.sampled_from(RUNS))
-def test_all_acked_holds_for_whatever_lies_there(
+def test_all_acked_holds_for_any_entries_there(
     plan: list[tuple[Any, ...]], history: tuple[Any, ...], region: str, bounds: tuple[Position, Position]
 ) -> None:
     progress, _ = build(plan, history)
@@ -169,7 +169,7 @@ def test_all_acked_holds_for_whatever_lies_there(
 
 
 def done_in(progress: Progress) -> dict[str, Position]:
-    """Per origin the end of what is acked without a hole, every entry judged by its own publish time."""
+    """Per origin, the end of what is acked without a hole, each entry judged by its own publish time."""
     found = {}
     for region in REGIONS:
         for place in ACKABLE:
@@ -202,9 +202,9 @@ def test_merged_rewinds_read_as_before_and_regions_agree(
     history: tuple[Any, ...],
     part: int,
 ) -> None:
-    """R12, R13: one region merges, another one something else or nothing; both go on in the newest epoch, then meet.
+    """R12, R13: one region merges rewinds, another merges others or none; both go on in the newest epoch, then meet.
 
-    Consumers of older epochs were sent away, so nothing is acknowledged in those any more.
+    Consumers of older epochs were disconnected, so nothing is acknowledged in those any more.
     """
     progress, _ = build(plan, history)
     newest = progress.epoch
@@ -232,12 +232,12 @@ def test_merged_rewinds_read_as_before_and_regions_agree(
     late.join(one)
     late.join(two)
     left.join(late)
-    assert left == late, "who never merged ends where the others are"
+    assert left == late, "a region that never merged ends where the others are"
     assert reads(left) == reads(plain)
 
 
 @pytest.mark.parametrize("by_time", [False, True])
-def test_rewinds_that_come_every_hour_do_not_pile_up(by_time: bool) -> None:
+def test_hourly_rewinds_do_not_pile_up(by_time: bool) -> None:
     progress = Progress()
     for hour in range(300):
         end, place = Position(1, 10 * hour + 9), Position(1, max(10 * hour - 5, 0))
@@ -267,7 +267,7 @@ def test_floors_are_floors(plan: list[tuple[Any, ...]], history: tuple[Any, ...]
         if progress.epoch == ZERO or all(time is None for _, _, time in progress.rewinds()):
             following = [place for place in PLACES if place > floor]
             entries = [place for place in following if place.entry >= 0]
-            # Past the floor comes something unacked, unless only a place that is no entry keeps two runs apart.
+            # Something unacked follows the floor, unless only a position without an entry separates two runs.
             if entries and following[0] == entries[0] and floor.entry >= 0:
                 assert not progress.is_acked(region, entries[0], publish_time(region, entries[0]))
 
@@ -313,7 +313,7 @@ def test_damaged_encodings_are_refused_with_value_error(
 
 
 class Regions(RuleBasedStateMachine):
-    """Three regions ack, rewind and tell each other, in any order, in every way there is."""
+    """Three regions ack, rewind and exchange progress, in any order and in every way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -355,11 +355,11 @@ TestRegions.settings = settings(max_examples=500, stateful_step_count=12, deadli
 
 
 Own = tuple[Position, Position, bool]
-"""``prev``, place, withheld."""
+"""``prev``, position, withheld."""
 
 
 def stream(ledgers: list[str]) -> list[Own]:
-    """An origin's own entries. Per ledger ``o``: its own, ``w``: its own but withheld, ``f``: foreign, or a marker."""
+    """An origin's own entries. Per ledger, ``o``: own; ``w``: own but withheld; ``f``: foreign, or a marker."""
     own: list[Own] = []
     prev = EARLIEST
     for number, kinds in enumerate(ledgers):
@@ -402,7 +402,7 @@ def test_never_claims_what_nobody_acked(streams: dict[str, list[Own]], moves: li
 
 @settings(max_examples=500, deadline=None)
 @given(streams, st.integers(0, 1 << 30))
-def test_when_all_is_acked_only_floors_are_left(streams: dict[str, list[Own]], seed: int) -> None:
+def test_when_everything_is_acked_only_floors_are_left(streams: dict[str, list[Own]], seed: int) -> None:
     progress = Progress()
     entries = [(region, prev, place) for region, own in streams.items() for prev, place, _ in own]
     Random(seed).shuffle(entries)
@@ -426,7 +426,7 @@ def test_a_rewind_forgets_only_what_it_rules() -> None:
     assert not progress.is_acked("us-east", Position(5, 4))
     assert progress.is_acked("us-west", Position(6, 9))
     assert progress.floors() == {"us-east": Position(5, 3), "us-west": Position(6, 9)}
-    # What was dispatched before the rewind is acked in vain, what was dispatched after it counts (R13).
+    # Acks of what was dispatched before the rewind have no effect; those dispatched after it count (R13).
     progress.ack(ZERO, "us-east", Position(5, 3), Position(5, 4))
     assert not progress.is_acked("us-east", Position(5, 4))
     progress.ack(epoch, "us-east", Position(5, 3), Position(5, 4))
@@ -435,7 +435,7 @@ def test_a_rewind_forgets_only_what_it_rules() -> None:
     assert progress.floors()["us-east"] == Position(5, 12)
 
 
-def test_an_older_rewind_that_comes_later_changes_nothing_that_a_newer_one_rules() -> None:
+def test_an_older_rewind_that_arrives_later_changes_nothing_ruled_by_a_newer_one() -> None:
     old, new = Stamp(100, 0, "us-east"), Stamp(101, 0, "us-west")
     one, two = Progress(), Progress()
     one.rewind(new, {"us-east": (EARLIEST, Position(5, 9))})
@@ -448,7 +448,7 @@ def test_an_older_rewind_that_comes_later_changes_nothing_that_a_newer_one_rules
     assert one.is_acked("us-east", Position(5, 2))
 
 
-def test_a_seek_by_time_rules_entries_that_come_later() -> None:
+def test_a_seek_by_time_rules_entries_that_arrive_later() -> None:
     progress = Progress()
     epoch = Stamp(100, 0, "us-east")
     progress.rewind(epoch, {}, publish_time_ms=50)
@@ -460,7 +460,7 @@ def test_a_seek_by_time_rules_entries_that_come_later() -> None:
     assert progress.is_acked("us-east", Position(5, 2), 51)
 
 
-def test_an_ack_of_an_epoch_never_heard_of_is_refused() -> None:
+def test_an_ack_of_an_unknown_epoch_is_refused() -> None:
     progress = Progress()
     with pytest.raises(ValueError, match="empty_delta"):
         progress.ack(Stamp(1, 0, "us-east"), "us-east", EARLIEST, Position(1, 0))
@@ -476,7 +476,7 @@ def test_impossible_rewinds_are_refused() -> None:
         Progress().rewind(Stamp(1, 0, "a"), {"us-east": (Position(1, 1), Position(1, 1))})
 
 
-def test_two_rewinds_of_one_stamp_which_no_clock_makes_both_count() -> None:
+def test_two_rewinds_with_one_stamp_both_count_though_no_clock_makes_them() -> None:
     epoch = Stamp(100, 0, "us-east")
     one, two = Progress(), Progress()
     one.rewind(epoch, {"us-east": (Position(5, 3), Position(5, 6))})
@@ -492,7 +492,7 @@ def test_two_rewinds_of_one_stamp_which_no_clock_makes_both_count() -> None:
     assert two.minus(one).within(both)
 
 
-def test_a_newer_format_is_refused_with_a_sentence() -> None:
+def test_a_newer_format_of_progress_is_refused_with_an_explanation() -> None:
     with pytest.raises(ValueError, match=r"newer version of Meridian \(format 6, this one reads up to 5\)"):
         Progress.decode(b"\x06")
 
@@ -507,7 +507,7 @@ def test_the_format_stays() -> None:
         "01020775732d6561737408040109030106000100020775732d77657374000001080401010305010101"
         "e807010775732d7765737406010775732d656173740802080300"
     )
-    # Only where a beginning is known is it written, so that what an older broker can read it may.
+    # A beginning is written only where it is known, so that older brokers can read all else.
     progress.begin(Beginning(Stamp(900, 0, "us-west"), Stamp(999, 2, "us-east"), {"us-east": Position(7, 3)}))
     progress.ack(ZERO, "us-east", Position(7, 5), Position(7, 6))
     assert progress.encode().hex() == (
@@ -515,7 +515,7 @@ def test_the_format_stays() -> None:
     )
 
 
-def test_what_rules_by_time_alone_has_a_format_that_older_brokers_refuse() -> None:
+def test_rewinds_by_time_alone_have_a_format_that_older_brokers_refuse() -> None:
     progress = Progress()
     progress.ack(ZERO, "us-east", EARLIEST, Position(7, 3))
     progress.rewind(Stamp(1000, 1, "us-west"), {}, publish_time_ms=5)
@@ -529,7 +529,7 @@ def test_what_rules_by_time_alone_has_a_format_that_older_brokers_refuse() -> No
         Progress.decode(bytes.fromhex("03000000000000000" + "10775732d65617374080400" + "00"))
 
 
-def test_the_place_of_a_later_creation_is_taken_back_and_its_acks_are_kept() -> None:
+def test_the_position_of_a_later_creation_is_withdrawn_and_its_acks_are_kept() -> None:
     early = Beginning(ZERO, Stamp(100, 0, "us-east"), {"us-east": Position(5, 1)})
     late = Beginning(ZERO, Stamp(101, 0, "us-west"), {"us-east": Position(5, 6), "us-west": Position(6, 0)})
     progress = Progress()
@@ -544,7 +544,7 @@ def test_the_place_of_a_later_creation_is_taken_back_and_its_acks_are_kept() -> 
     assert not progress.is_acked("us-west", Position(6, 0))
 
 
-def test_a_subscription_that_is_made_again_has_nothing_acked() -> None:
+def test_a_recreated_subscription_has_nothing_acked() -> None:
     progress = Progress()
     progress.begin(Beginning(ZERO, Stamp(100, 0, "us-east"), {}))
     progress.ack(ZERO, "us-east", EARLIEST, Position(5, 8))
@@ -561,7 +561,7 @@ def test_a_subscription_that_is_made_again_has_nothing_acked() -> None:
 
 
 @pytest.mark.parametrize("time_ms", [-1, 1 << 63, (1 << 64) - 1])
-def test_a_rewind_to_a_time_that_could_not_be_read_again_is_refused(time_ms: int) -> None:
+def test_a_rewind_to_a_time_that_could_not_be_read_back_is_refused(time_ms: int) -> None:
     progress = Progress()
     with pytest.raises(ValueError, match="cannot be stored"):
         progress.rewind(Stamp(1, 0, "us"), {}, publish_time_ms=time_ms)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of what regions owe nobody (R11): a semilattice with the rest of progress, and floors that pass no debt."""
+"""Reports of what regions do not owe (R11): a semilattice with the rest of progress, and floors that pass no debt."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_progress_with_reports_is_a_semilattice(one: Progress, two: Progress, th
 
 
 class Region:
-    """One region with all entries of one origin stored, and the rule as ``topics/cursors/floors.py`` keeps it."""
+    """One region with all entries of one origin stored, and the rule that ``topics/cursors/floors.py`` applies."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,7 +74,7 @@ class Region:
         before = self.progress.rewinds()
         self.progress.join(told)
         for epoch, rules, _ in self.progress.rewinds():
-            if all(epoch != known for known, _, _ in before):  # a rewind takes drops back (R12)
+            if all(epoch != known for known, _, _ in before):  # a rewind undoes drops (R12)
                 low, high = rules["us"]
                 self.dropped -= {entry for entry in self.dropped if low < Position(1, entry) <= high}
 
@@ -108,7 +108,7 @@ steps = st.lists(
 @settings(max_examples=500)
 @given(steps)
 def test_a_floor_never_passes_what_some_region_owes(plan: list[tuple[str, str, int]]) -> None:
-    """An entry that counts as acked was acked in its epoch, or once was dropped by all in one and the same epoch."""
+    """An entry that counts as acked was acked in its epoch, or was dropped by all in the same epoch."""
     regions = {name: Region(name) for name in REGIONS}
     acked: set[tuple[Stamp, int]] = set()
     dropped: dict[tuple[Stamp, int], set[str]] = {}
@@ -145,8 +145,8 @@ def test_a_floor_never_passes_what_some_region_owes(plan: list[tuple[str, str, i
                     assert (epoch, each) in acked or dropped.get((epoch, each)) == set(REGIONS)
 
 
-def test_floors_pass_what_all_dropped() -> None:
-    """The other half: with everything told, the floor stands where the first debt is."""
+def test_floors_pass_what_all_regions_dropped() -> None:
+    """The other half: once everything is exchanged, the floor is at the first owed entry."""
     regions = {name: Region(name) for name in REGIONS}
     regions["us"].progress.ack(ZERO, "us", Position(1, 1), Position(1, 2))
     for region in regions.values():
@@ -165,7 +165,7 @@ def test_floors_pass_what_all_dropped() -> None:
 
 
 def test_reports_from_before_a_rewind_are_void() -> None:
-    """R12: everybody dropped it, everybody said so, then it is owed again: no floor comes of what was said before."""
+    """R12: all dropped it and reported so, then it is owed again: the earlier reports raise no floor."""
     regions = {name: Region(name) for name in REGIONS}
     for region in regions.values():
         region.dropped |= {0, 1}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many rewinds of one subscription: regions that were cut from each other have more together than each may make, and
-what an acknowledgement costs does not grow with them."""
+"""Many rewinds of one subscription: regions that were cut off have more together than each may make, and
+the cost of an acknowledgement does not grow with them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def place(entry: int) -> Position:
 
 
 def published(entry: int) -> int:
-    """In order, one each millisecond."""
+    """Published in order, one each millisecond."""
     return entry + 1
 
 
 def rule_of(number: int) -> tuple[dict[str, tuple[Position, Position]], int | None]:
-    """The ranges and the time of each rewind. Later times rule less, so that none rules all that an older one does."""
+    """The ranges and the time of each rewind. Later times rule less, so no rewind rules all that an older one does."""
     if number % 4 == 3:
         return {}, published(number // 2)
     low = 7 * number % ENTRIES
@@ -52,18 +52,18 @@ def stamp(number: int) -> Stamp:
 
 
 RULED = [sum(1 << number for number in range(REWINDS) if rules(number, entry)) for entry in range(ENTRIES)]
-"""Of each entry the rewinds that rule it, as bits."""
+"""For each entry, the rewinds that rule it, as bits."""
 
 
 class Model:
-    """Every rewind, and in which layer each entry was acknowledged; -1 is the base layer."""
+    """Every rewind, and the layer in which each entry was acknowledged; -1 is the base layer."""
 
     def __init__(self) -> None:
         self.rewinds = 0
         self.acks: set[tuple[int, int]] = set()
 
     def ruling(self, entry: int, upto: int = REWINDS) -> int:
-        """The newest rewind that rules an entry, not newer than one."""
+        """The newest rewind that rules an entry and is not newer than the given one."""
         return (self.rewinds & RULED[entry] & ((1 << upto + 1) - 1)).bit_length() - 1
 
     def ack(self, epoch: int, entry: int) -> None:
@@ -112,7 +112,7 @@ stretches = st.tuples(st.integers(-1, ENTRIES - 1), st.integers(1, 9))
 def test_acks_that_count_whenever_their_entries_were_published(
     story: list[Step], last: int, drawn: list[tuple[int, int]]
 ) -> None:
-    """Up to an entry, and without some stretches: what reads as acked if its publish time is not known."""
+    """Up to an entry, without some ranges: what reads as acked even if its publish time is not known."""
     progress, _ = play(story)
     apart = [(place(after), place(after + count)) for after, count in drawn]
     found = progress.acked_whenever(US, place(last), apart)
@@ -124,7 +124,7 @@ def test_acks_that_count_whenever_their_entries_were_published(
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(steps, min_size=3, max_size=3), st.permutations(range(3)))
-def test_regions_that_were_cut_agree_in_whatever_order_they_meet_again(
+def test_regions_that_were_cut_off_agree_in_whatever_order_they_meet_again(
     drawn: list[list[Step]], order: list[int]
 ) -> None:
     regions, union = [], Model()
@@ -153,7 +153,7 @@ def test_regions_that_were_cut_agree_in_whatever_order_they_meet_again(
 
 
 def full(by_time: bool, count: int) -> Progress:
-    """A subscription with so many rewinds, made as they are read from a disk."""
+    """A subscription with that many rewinds, built as if read from disk."""
     progress = Progress()
     progress.ack(ZERO, US, EARLIEST, place(0))
     if by_time:
@@ -164,10 +164,10 @@ def full(by_time: bool, count: int) -> Progress:
     return progress
 
 
-def test_what_two_regions_made_apart_can_be_written_and_read() -> None:
+def test_progress_of_two_separated_regions_can_be_written_and_read() -> None:
     one, two = full(False, LAYERS_MAX), full(True, 2 * LAYERS_MAX)
     assert one.join(two)
-    assert one.count_rewinds() == 2 * LAYERS_MAX, "stamps that were given twice are one rewind"
+    assert one.count_rewinds() == 2 * LAYERS_MAX, "equal stamps are one rewind"
     assert Progress.decode(one.encode()) == one
 
 
@@ -179,7 +179,7 @@ def test_records_of_earlier_versions_with_thousands_of_rewinds_are_read(by_time:
     assert back.count_rewinds() == 8192
 
 
-def test_what_an_acknowledgement_says_does_not_grow_with_the_rewinds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_acknowledgement_does_not_grow_with_the_rewinds(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = set[int]()
     looked = 0
     may_rule = Layer.may_rule
@@ -193,7 +193,7 @@ def test_what_an_acknowledgement_says_does_not_grow_with_the_rewinds(monkeypatch
     for count in (1, 100, 4000):
         progress = full(False, count)
         monkeypatch.setattr(Layers, "not_overruled", lambda _: pytest.fail("no rewind is new"))
-        for entry in (3 * count, 1):  # ruled by none, and by the first one
+        for entry in (3 * count, 1):  # ruled by none, and by the first
             delta = progress.empty_delta()
             looked = 0
             delta.ack(progress.epoch, US, place(entry - 1), place(entry))
@@ -226,7 +226,7 @@ def test_an_acknowledgement_is_noted_once_for_all_seeks_by_time(monkeypatch: pyt
             delta.ack(progress.epoch, US, place(entry - 1), place(entry))
             told = Progress.decode(delta.encode())
             assert progress.join(delta)
-            assert not progress.join(told), "nothing of it is new"
+            assert not progress.join(told), "nothing in it is new"
             assert first_hand.join(told)
             assert progress.is_acked(US, place(entry), 10 + count // 2)
             assert progress.is_acked(US, place(entry))
@@ -243,7 +243,7 @@ runs = st.lists(pick(RUNS), max_size=3)
 
 
 def acked_in_parts(by_seek: list[tuple[Position, Position]], once: list[tuple[Position, Position]]) -> Progress:
-    """After two seeks by time: acks that are noted in both already, and acks that are noted once for both."""
+    """After two seeks by time: acks already noted in both, and acks noted once for both."""
     progress = full(True, 2)
     for after, upto in by_seek:
         progress.ack(progress.epoch, US, after, upto)
@@ -256,14 +256,14 @@ def acked_in_parts(by_seek: list[tuple[Position, Position]], once: list[tuple[Po
 
 @settings(max_examples=500, deadline=None)
 @given(runs, runs, runs, runs, st.booleans())
-def test_acks_that_are_noted_in_parts_are_nothing_new(
+def test_acks_noted_in_parts_are_not_new(
     by_seek: list[tuple[Position, Position]],
     once: list[tuple[Position, Position]],
     theirs_by_seek: list[tuple[Position, Position]],
     theirs_once: list[tuple[Position, Position]],
     is_delta: bool,
 ) -> None:
-    """However two regions divide acks between the seeks and what is noted once, even within a run over two ledgers."""
+    """However two regions divide acks between the seeks and what is noted once, even in a run across two ledgers."""
     progress, other = acked_in_parts(by_seek, once), acked_in_parts(theirs_by_seek, theirs_once)
     if is_delta:
         delta = other.empty_delta()
@@ -291,7 +291,7 @@ def test_a_delta_that_names_no_seeks_by_time_is_refused() -> None:
 
 
 def test_a_delta_may_go_back_and_then_acknowledge() -> None:
-    """As a seek does: what it claims behind its own rewind counts there, and nothing is said of other rewinds."""
+    """As a seek does: what it claims after its own rewind counts there, and says nothing about other rewinds."""
     progress = full(False, 5)
     delta = progress.empty_delta()
     epoch = stamp(50)
@@ -306,8 +306,8 @@ def test_a_delta_may_go_back_and_then_acknowledge() -> None:
     assert heads.heads().count_detail() == 0
 
 
-def test_a_rewind_that_is_overruled_already_is_nothing_new() -> None:
-    """Brokers of an earlier version tell of all rewinds with each acknowledgement."""
+def test_a_rewind_that_is_overruled_already_is_not_new() -> None:
+    """Brokers of an earlier version send all rewinds with each acknowledgement."""
     progress, late = full(False, 1), full(False, 1)
     progress.rewind(stamp(50), {US: (EARLIEST, place(20))})
     layers = progress.layers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of digests: it works out what changed and nothing else, and says what working everything out would say."""
+"""The digest cache: it recomputes only what changed, with the same result as recomputing everything."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def refresh(cache: DigestCache) -> None:
         cache.refresh(topic)
 
 
-def test_only_what_changed_is_looked_at() -> None:
+def test_only_changes_are_recomputed() -> None:
     source = Source()
     cache = DigestCache(source, ExchangeLimits(), source.regions_of)
     for number in range(100):
@@ -73,18 +73,18 @@ def test_only_what_changed_is_looked_at() -> None:
         )
     )
 )
-def test_the_cache_is_what_a_new_cache_would_be(steps: list[tuple[str, str, str, int]]) -> None:
-    """Kept up to date by marks, it says what working everything out says."""
+def test_the_cache_equals_a_new_cache(steps: list[tuple[str, str, str, int]]) -> None:
+    """Kept up to date by marks, it gives the same as recomputing everything."""
     source = Source()
     cache = DigestCache(source, ExchangeLimits(), source.regions_of)
-    cache.summary("eu")  # from the first round of a link on
+    cache.summary("eu")  # from a link's first round on
     closed: dict[tuple[str, str], Progress] = {}
     for what, topic, name, entry in steps:
         if what == "put":
             source.held[topic, name] = Progress()
             source.held[topic, name].raise_floor("us", (1, entry))  # type: ignore[arg-type]
             cache.mark(topic, name)
-        elif what == "load":  # its topic is opened again, as it was: nobody marks anything
+        elif what == "load":  # its topic is reopened unchanged: nobody marks anything
             source.held.setdefault((topic, name), closed.pop((topic, name), Progress()))
         elif what == "drop" and (topic, name) in source.held:
             closed[topic, name] = source.held.pop((topic, name))

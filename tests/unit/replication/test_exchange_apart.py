@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When consumers may come back: what this region says it has yet to hear, and that it is over once it has all."""
+"""When consumers may return: what this region reports as still missing, and that this ends once it has everything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPARED = "CatchingUp: comparing what eu acknowledged"
 
 
 def world_of(limits: ExchangeLimits | None = None) -> ExchangeWorld:
-    """Two regions that were cut from each other while eu acknowledged in every topic."""
+    """Two regions that were cut off from each other while eu acknowledged in every topic."""
     world = ExchangeWorld(["us", "eu"], limits=limits)
     world.connect_all()
     for topic in TOPICS:
@@ -44,23 +44,23 @@ def apart(world: ExchangeWorld, region: str = "us", other: str = "eu") -> dict[s
 
 
 def lacks(world: ExchangeWorld) -> bool:
-    """us would send again what eu acknowledged while there was no link."""
+    """Whether us would redeliver what eu acknowledged while there was no link."""
     us = world.regions["us"]
     return any(len(us.unacked(topic, "s")) > 40 for topic in us.topics)
 
 
 def come_back(world: ExchangeWorld, meanwhile: Callable[[int], None] = lambda _: None) -> int:
-    """Milliseconds until us says that nothing keeps the two apart."""
+    """Milliseconds until us reports that it lacks nothing."""
     for ms in range(0, 60_000, 10):
         if not apart(world):
-            assert not lacks(world), "it says so although it lacks something"
+            assert not lacks(world), "it reports so although it lacks something"
             return ms
         meanwhile(ms)
         world.run(10)
     raise AssertionError(f"still apart: {apart(world)}")
 
 
-def test_a_region_is_back_once_it_has_what_it_missed() -> None:
+def test_a_region_is_in_sync_once_it_has_what_it_missed() -> None:
     world = world_of()
     world.connect_all()
     assert apart(world)[""] == COMPARED
@@ -68,8 +68,8 @@ def test_a_region_is_back_once_it_has_what_it_missed() -> None:
     assert come_back(world) == 0, "it stays so"
 
 
-def test_under_traffic_too() -> None:
-    """The two never find each other's numbers equal."""
+def test_a_region_catches_up_under_traffic_too() -> None:
+    """The two regions' digests are never found equal."""
     world = world_of()
     world.connect_all()
 
@@ -81,13 +81,13 @@ def test_under_traffic_too() -> None:
     assert come_back(world, meanwhile) <= 3 * INTERVAL_MS
 
 
-def test_with_more_that_differs_than_fits_the_book() -> None:
+def test_with_more_differences_than_it_can_record() -> None:
     world = world_of(ExchangeLimits(topics_apart=3, items_per_message=2, fetching=2))
     world.connect_all()
     come_back(world)
 
 
-def test_a_region_that_shares_nothing_is_waited_for_no_longer_than_two_rounds() -> None:
+def test_a_region_that_shares_nothing_is_waited_for_at_most_two_rounds() -> None:
     world = ExchangeWorld(["us", "eu"])
     world.connect_all()
     assert apart(world)[""] == COMPARED
@@ -114,7 +114,7 @@ def test_a_topic_that_one_of_the_two_has_deleted_keeps_them_apart() -> None:
     assert apart(world) == {}
 
 
-def test_a_link_that_breaks_begins_anew() -> None:
+def test_a_broken_link_starts_over() -> None:
     world = world_of()
     world.connect_all()
     come_back(world)
@@ -129,8 +129,8 @@ events = st.sampled_from(["round", "differs", "same", "listed", "drained"])
 
 @settings(max_examples=500)
 @given(st.lists(st.tuples(events, st.integers(0, 3), st.integers(0, 4000)), max_size=40))
-def test_nothing_that_differed_is_forgotten(happening: list[tuple[str, int, int]]) -> None:
-    """Whatever happens in whatever order: it is over once all that differed was found equal, or listed and drained."""
+def test_no_difference_is_forgotten(happening: list[tuple[str, int, int]]) -> None:
+    """In any order of events, it ends once all differences were found equal, or were listed and drained."""
     book, now, rounds = CatchingUp(most=10), 0, 0
     differing, listed = set[int](), set[int]()
     book.begin(now, INTERVAL_MS)
@@ -161,7 +161,7 @@ def test_nothing_that_differed_is_forgotten(happening: list[tuple[str, int, int]
 
 
 @pytest.mark.parametrize("most", [0, 2])
-def test_an_overfull_book_waits_for_equal_numbers(most: int) -> None:
+def test_with_too_many_differences_it_waits_for_equal_digests(most: int) -> None:
     book = CatchingUp(most=most)
     book.begin(0, INTERVAL_MS)
     for number in range(3):

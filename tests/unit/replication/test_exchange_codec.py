@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the exchange and the wire: what is read is what was written; foreign bytes never surprise."""
+"""Messages of the exchange on the wire: they are read back as written, and foreign bytes do no harm."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ BROKERS = st.lists(
 
 @st.composite
 def owners(draw: st.DrawFn) -> Owners:
-    """Brokers, and namespaces of which they own some bundles; one without borders is gone."""
+    """Brokers, and namespaces of which they own bundles; a namespace without boundaries is gone."""
     brokers = draw(BROKERS)
     named = [RemoteBroker(broker, draw(TEXT), draw(TEXT)) for broker in brokers]
     told = []
@@ -131,7 +131,7 @@ MESSAGE: st.SearchStrategy[PeerMessage] = st.one_of(
 
 @settings(max_examples=500)
 @given(MESSAGE)
-def test_what_is_read_is_what_was_written(message: PeerMessage) -> None:
+def test_messages_are_read_back_as_written(message: PeerMessage) -> None:
     (command,) = FrameDecoder().feed(codec.encode(message))
     assert isinstance(command, Command)
     assert codec.decode(command.type, command.message) == message
@@ -139,7 +139,7 @@ def test_what_is_read_is_what_was_written(message: PeerMessage) -> None:
 
 @settings(max_examples=500)
 @given(st.sampled_from([*range(1000, 1008), 1010, 1020, 1021, 1022, 1025, 1026]), st.binary(max_size=60))
-def test_whatever_protobuf_reads_is_a_message(kind: int, data: bytes) -> None:
+def test_whatever_protobuf_parses_is_a_message(kind: int, data: bytes) -> None:
     (name,) = [field.name for field in BaseCommand.DESCRIPTOR.fields if field.number == kind]
     message = getattr(BaseCommand(), name)
     try:
@@ -149,11 +149,11 @@ def test_whatever_protobuf_reads_is_a_message(kind: int, data: bytes) -> None:
     try:
         codec.decode(kind, message)
     except codec.PeerFormatError as error:
-        reasons: dict[int, str] = {  # it may name voters that it does not list, or have no digest for a part
+        reasons: dict[int, str] = {  # it may refer to voters that it does not list, or lack a part's digest
             BaseCommand.LEASE_ASK: "IndexError",
             BaseCommand.LEASE_RENEWAL: "bytes of digests",
         }
-        if kind != BaseCommand.OWNERS:  # which may have any borders, and owners that it does not list
+        if kind != BaseCommand.OWNERS:  # it may have any boundaries, and owners that it does not list
             assert reasons[kind] in str(error)
 
 
@@ -208,7 +208,9 @@ def listing(*listed: SubscriptionDigest) -> Digest:
         ),
     ],
 )
-def test_a_message_has_no_more_parts_than_brokers_send(message_of: Callable[[int], PeerMessage], most: int) -> None:
+def test_a_message_with_more_parts_than_brokers_send_is_refused(
+    message_of: Callable[[int], PeerMessage], most: int
+) -> None:
     kind, largest = codec.command(message_of(most))
     codec.decode(kind, largest)
     kind, too_large = codec.command(message_of(most + 1))
@@ -216,7 +218,7 @@ def test_a_message_has_no_more_parts_than_brokers_send(message_of: Callable[[int
         codec.decode(kind, too_large)
 
 
-def test_what_brokers_send_is_within_the_limits() -> None:
+def test_messages_of_brokers_are_within_the_limits() -> None:
     limits = ExchangeLimits()
     assert max(limits.items_per_message, ITEMS_MAX, ANSWERED, BUCKETS, PARTS_OF_GRANTS) <= MESSAGE_ITEMS
     assert limits.subscriptions_per_digest <= LISTED_SUBSCRIPTIONS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deltas: when they leave, what they cost, how many there may be, and what becomes of bad ones (R13, R18, R19)."""
+"""Deltas: when they are sent, what they cost, how many there may be, and what becomes of bad ones (R13, R18, R19)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_ack_costs_one_message_per_other_region(regions: list[str]) -> None:
     assert sum(region.exchange.counters.items_passed_on for region in world.regions.values()) == 0
 
 
-def test_acks_of_one_turn_are_one_message_also_of_many_subscriptions() -> None:
+def test_acks_of_one_turn_are_one_message_even_for_many_subscriptions() -> None:
     world = connected(("us", "eu"))
     here = world.regions["us"]
     for name in ("a", "b", "c"):
@@ -60,7 +60,7 @@ def test_acks_of_one_turn_are_one_message_also_of_many_subscriptions() -> None:
     assert world.sent == {"Delta": 1, "DeltaAck": 1}
 
 
-def test_an_ack_leaves_at_once_when_none_is_in_flight() -> None:
+def test_an_ack_is_sent_at_once_if_none_is_in_flight() -> None:
     world = connected(("us", "eu"))
     heard = world.listen()
     start = world.now_ms
@@ -84,7 +84,7 @@ def test_acks_are_joined_while_one_is_in_flight_for_at_most_ten_ms() -> None:
     assert world.regions["eu"].progress(T, S) == world.regions["us"].progress(T, S)
 
 
-def test_what_waits_leaves_before_somebody_is_told_that_it_is_done() -> None:
+def test_waiting_deltas_are_sent_before_anybody_is_told_that_it_is_done() -> None:
     world = connected(("us", "eu"))
     world.network.latency_ms = 100
     heard = world.listen()
@@ -97,7 +97,7 @@ def test_what_waits_leaves_before_somebody_is_told_that_it_is_done() -> None:
     assert [at - start - 100 for at, _, _, message in heard if isinstance(message, Delta)] == [0, 2], "not at 11"
 
 
-def test_what_waits_leaves_as_soon_as_the_one_in_flight_is_confirmed() -> None:
+def test_waiting_deltas_are_sent_once_the_one_in_flight_is_confirmed() -> None:
     world = connected(("us", "eu"))
     world.network.latency_ms = 2
     ack(world, "us", 0)
@@ -107,7 +107,7 @@ def test_what_waits_leaves_as_soon_as_the_one_in_flight_is_confirmed() -> None:
     assert world.sent["Delta"] == 2, "after 4 ms of round trip, not after 10"
 
 
-def test_a_full_window_joins_and_forgets_nothing() -> None:
+def test_a_full_window_merges_deltas_and_forgets_nothing() -> None:
     world = connected(("us", "eu"), limits=ExchangeLimits(in_flight=2))
     world.network.latency_ms = 400
     for number in range(10):
@@ -132,7 +132,7 @@ def test_a_full_queue_is_left_to_digests() -> None:
     assert not world.regions["eu"].unacked(T, "other")
 
 
-def test_a_large_delta_goes_in_several_messages() -> None:
+def test_a_large_delta_is_sent_in_several_messages() -> None:
     world = connected(("us", "eu"), limits=ExchangeLimits(message_bytes=30))
     here = world.regions["us"]
     for name in "abcdef":
@@ -146,7 +146,7 @@ def test_a_large_delta_goes_in_several_messages() -> None:
     assert world.regions["eu"].unacked(T, "f") == here.unacked(T, "f")
 
 
-def test_what_fits_no_message_is_shown_and_does_not_stop_the_rest() -> None:
+def test_a_delta_that_fits_no_message_is_reported_and_does_not_stop_the_rest() -> None:
     world = connected(("us", "eu"), limits=ExchangeLimits(item_bytes=20))
     here = world.regions["us"]
     here.ack(T, S, here.topics[T].entries[1::2])
@@ -158,7 +158,7 @@ def test_what_fits_no_message_is_shown_and_does_not_stop_the_rest() -> None:
     assert world.regions["eu"].progress(T, "x") is not None
 
 
-def test_a_record_that_fits_no_message_is_shown_and_does_not_stop_the_rest() -> None:
+def test_a_record_that_fits_no_message_is_reported_and_does_not_stop_the_rest() -> None:
     world = connected(("us", "eu"), limits=ExchangeLimits(record_bytes=1000))
     here = world.regions["us"]
     here.subscribe(T, "large" * 200)
@@ -172,7 +172,7 @@ def test_a_record_that_fits_no_message_is_shown_and_does_not_stop_the_rest() -> 
 
 
 class Wire:
-    """One region's exchange, and a peer that we play ourselves."""
+    """One region's exchange, and a peer played by the test."""
 
     def __init__(self) -> None:
         self.world = ExchangeWorld(["us", "eu"])
@@ -230,7 +230,7 @@ def test_bad_items_are_refused_one_by_one_and_counted() -> None:
     assert wire.region.progress(T, S) == delta_of(2)
 
 
-def test_what_the_host_cannot_take_is_refused_and_not_raised() -> None:
+def test_what_the_host_cannot_accept_is_refused_and_not_raised() -> None:
     wire = Wire()
     good = delta_of(2).encode()
 
@@ -261,10 +261,10 @@ def test_a_region_outside_the_topic_is_refused() -> None:
     wire.connect()
     wire.region.ack(T, S, wire.region.topics[T].entries[:1])
     wire.region.exchange.tick(wire.world.now_ms)
-    assert wire.sent == [], "and nothing of the topic is told to it"
+    assert wire.sent == [], "and it is told nothing about the topic"
 
 
-def test_what_was_passed_on_goes_no_further() -> None:
+def test_what_was_passed_on_is_not_passed_on_again() -> None:
     for passed_on in (False, True):
         wire = Wire()
         wire.connect()
@@ -292,7 +292,7 @@ def test_an_unknown_subscription_is_sent_whole_with_its_record() -> None:
     assert Progress.decode(second.items[0].progress) == wire.region.progress(T, S)
 
 
-def test_answers_that_match_nothing_change_nothing() -> None:
+def test_answers_without_a_request_change_nothing() -> None:
     wire = Wire()
     wire.connect()
     wire.region.ack(T, S, wire.region.topics[T].entries[:1])
@@ -323,7 +323,7 @@ def test_a_region_that_is_no_peer_is_ignored() -> None:
         wire.region.exchange.connected("eu", wire.sent.append, 0)
 
 
-def test_an_old_delta_is_given_up_and_healed() -> None:
+def test_an_old_delta_is_given_up_and_made_up_for() -> None:
     world = connected(("us", "eu"))
     world.network.deaf.add(("us", "eu"))
     ack(world, "us", 0)
@@ -334,7 +334,7 @@ def test_an_old_delta_is_given_up_and_healed() -> None:
     assert world.regions["eu"].progress(T, S) == world.regions["us"].progress(T, S)
 
 
-def test_all_ids_of_an_ack_command_travel_in_one_delta() -> None:
+def test_all_ids_of_an_ack_command_are_sent_in_one_delta() -> None:
     world = connected(("us", "eu"))
     here, heard = world.regions["us"], world.listen()
     here.ack(T, S, [here.topics[T].entries[number] for number in (2, 5, 9)])
@@ -344,7 +344,7 @@ def test_all_ids_of_an_ack_command_travel_in_one_delta() -> None:
 
 
 def test_a_delta_given_to_two_peers_is_not_shared_while_it_waits() -> None:
-    """What is joined for one peer must not reach into what another one is still to get."""
+    """Merging for one peer must not change what another peer is still to get."""
     world = connected(("us", "eu", "ap"))
     world.network.latency_ms = 5
     here = world.regions["us"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests: what they cost when nothing differs, how little travels when something does, and the cut (R8, R15, R19)."""
+"""Digests: what they cost when nothing differs, how little is sent when something does, and the cut (R8, R15, R19)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_many_topics_are_announced_a_message_at_a_time() -> None:
 
 
 def test_connecting_again_costs_what_differs() -> None:
-    """A link that flaps must not list 100,000 topics each time; bench/exchange measures that."""
+    """A flapping link must not list 100,000 topics each time; bench/exchange measures that."""
     world = world_of("us", "eu")
     here = world.regions["us"]
     for number in range(5000):
@@ -86,11 +86,11 @@ def test_connecting_again_costs_what_differs() -> None:
         listed = {t.topic for *_, m in heard if isinstance(m, Digest) for t in m.topics}
         assert len(listed) <= 3 * missed
         assert all(world.regions["eu"].progress(t, S) == here.progress(t, S) for t in here.topics)
-        assert peer.in_sync == set(here.topics), "a flush sends nothing whole"
+        assert peer.in_sync == set(here.topics), "a flush sends nothing in full"
 
 
-def test_of_what_differs_unseen_a_part_is_listed() -> None:
-    """A restored region does not know what it lacks: one topic costs the numbers of its bucket and a few neighbours."""
+def test_only_a_part_around_an_unnoticed_difference_is_listed() -> None:
+    """A restored region does not know what it lacks: one topic costs its bucket's digests and a few neighbours."""
     world = world_of("us", "eu")
     here = world.regions["us"]
     for number in range(5000):
@@ -113,8 +113,8 @@ def test_of_what_differs_unseen_a_part_is_listed() -> None:
 
 
 @pytest.mark.parametrize("version", [OLDEST_VERSION, SUMMARY_VERSION])
-def test_regions_of_earlier_versions_agree_with_this_one(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever greets with an earlier version is told nothing that it does not know, and both end up in sync."""
+def test_regions_of_earlier_versions_get_in_sync_with_this_one(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that greets with an earlier version is sent nothing unknown to it, and both end up in sync."""
     monkeypatch.setattr(links, "PROTOCOL_VERSION", version)
     world = ExchangeWorld(["us", "eu"])
     for name in ("us", "eu"):
@@ -133,8 +133,8 @@ def test_regions_of_earlier_versions_agree_with_this_one(version: int, monkeypat
     assert not any(m.parts for *_, m in heard if isinstance(m, Fetch))
 
 
-def test_idle_topics_cost_one_number_per_round_whatever_their_number() -> None:
-    """100,000 subscriptions at rest in three regions: 50 KB/s are allowed; bench/exchange measures them."""
+def test_idle_topics_cost_one_digest_per_round_whatever_their_number() -> None:
+    """100,000 idle subscriptions in three regions may cost 50 KB/s; bench/exchange measures that."""
     world = world_of("us", "eu", "ap")
     for number in range(300):
         world.regions["us"].subscribe(f"topic {number}", S)
@@ -157,7 +157,7 @@ def test_of_many_topics_only_those_that_differ_are_listed() -> None:
     entries = world.produce("us", "topic 7", 3)
     world.replicate_all("topic 7")
     here.know("topic 7", S, entries[0])
-    here.exchange._context.digests.mark("topic 7", S)  # nobody was told of it
+    here.exchange._context.digests.mark("topic 7", S)  # nobody was told about it
     world.sent.clear()
     heard = world.listen()
     world.run(6000)
@@ -173,7 +173,7 @@ def peer_is_uneven(world: ExchangeWorld) -> set[str]:
     return set(world.regions["us"].topics) - world.regions["us"].exchange._peers["eu"].in_sync
 
 
-def test_a_peer_of_the_first_version_is_told_of_each_topic() -> None:
+def test_a_peer_of_the_first_version_gets_a_digest_of_each_topic() -> None:
     world = world_of("us", "eu")
     for number in range(20):
         world.regions["us"].subscribe(f"topic {number}", S)
@@ -187,7 +187,7 @@ def test_a_peer_of_the_first_version_is_told_of_each_topic() -> None:
     assert {topic.topic for message in messages for topic in message.topics} == set(world.regions["us"].topics)
 
 
-def test_only_what_differs_travels() -> None:
+def test_only_differences_are_sent() -> None:
     world = world_of("us", "eu")
     here = world.regions["us"]
     for number in range(50):
@@ -206,11 +206,11 @@ def test_only_what_differs_travels() -> None:
     assert {item.subscription for item in items} == {"s7"}
     told = Progress.decode(items[0].progress)
     assert not any(told.is_acked("us", entry.origin.position) for entry in here.topics[T].entries[:20]), (
-        "ledgers 1 and 2 are the same on both sides"
+        "ledgers 1 and 2 are equal on both sides"
     )
 
 
-def test_a_long_list_of_differences_is_asked_for_piece_by_piece() -> None:
+def test_a_long_list_of_differences_is_requested_in_pieces() -> None:
     limits = ExchangeLimits(fetching=4, wanted=10, subscriptions_per_digest=7, keys_inline=5, items_per_message=3)
     world = world_of("us", "eu", limits=limits)
     world.cut("us", "eu")
@@ -237,7 +237,7 @@ def test_both_sides_missing_something_heal_each_other() -> None:
 
 
 def test_one_link_alone_heals_both_directions() -> None:
-    """us can dial eu, eu cannot dial us (R19: digests are answered on the link they came on)."""
+    """us can connect to eu, eu cannot connect to us (R19: digests are answered on the link they came on)."""
     world = world_of("us", "eu")
     world.disconnect("eu", "us")
     world.regions["eu"].ack(T, S, world.regions["eu"].topics[T].entries[:4])
@@ -247,8 +247,8 @@ def test_one_link_alone_heals_both_directions() -> None:
     assert same(world)
 
 
-def test_one_link_alone_tells_that_all_is_equal() -> None:
-    """Who cannot dial says so in answer: else every close of a consumer would send its progress whole."""
+def test_one_link_alone_reports_that_all_is_equal() -> None:
+    """A region that cannot connect says so in answer: else every close of a consumer would send its whole progress."""
     world = world_of("us", "eu")
     world.disconnect("eu", "us")
     world.disconnect("us", "eu")
@@ -261,8 +261,8 @@ def test_one_link_alone_tells_that_all_is_equal() -> None:
     assert len(heard) == 4, "two greetings, two numbers"
 
 
-def test_a_region_that_forgot_is_not_even_once_the_link_is_new() -> None:
-    """Restored from a copy, it lacks what it once confirmed: a flush must not go by what was known before."""
+def test_a_region_that_lost_data_is_not_in_sync_on_a_new_link() -> None:
+    """Restored from a copy, it lacks what it once confirmed: a flush must not rely on earlier knowledge."""
     world = world_of("us", "eu")
     here, there = world.regions["us"], world.regions["eu"]
     here.ack(T, S, here.topics[T].entries[:3])
@@ -282,7 +282,7 @@ def test_a_region_that_forgot_is_not_even_once_the_link_is_new() -> None:
     assert done == [(True, True)]
 
 
-def test_a_region_hears_from_a_third_what_a_dead_one_did_not_tell_it() -> None:
+def test_a_region_learns_from_a_third_what_a_dead_one_did_not_send() -> None:
     world = world_of("us", "eu", "ap")
     world.network.deaf.add(("us", "ap"))
     world.regions["us"].ack(T, S, world.regions["us"].topics[T].entries[:4])
@@ -297,7 +297,7 @@ def digest(sent: int, applied: int, *, number: int = 1, forced: bool = False, in
 
 
 class Asked:
-    """What a region asks when it is shown a digest that differs from its own."""
+    """What a region requests when it gets a digest that differs from its own."""
 
     def __init__(self) -> None:
         self.world = world_of("us", "eu")
@@ -312,13 +312,13 @@ class Asked:
         return bool(answers)
 
 
-def test_a_digest_at_rest_is_compared() -> None:
+def test_a_digest_of_an_idle_topic_is_compared() -> None:
     asked = Asked()
     assert asked.when(digest(asked.highest, 0))
 
 
 @pytest.mark.parametrize("what", ["a delta of theirs is missing", "a delta of ours is not in it", "in_flux"])
-def test_a_digest_that_races_a_delta_moves_nothing(what: str) -> None:
+def test_a_digest_that_races_a_delta_causes_no_transfer(what: str) -> None:
     asked = Asked()
     message = digest(asked.highest, 0)
     if what == "a delta of theirs is missing":
@@ -336,7 +336,7 @@ def test_a_topic_that_is_never_quiet_is_compared_every_fourth_time() -> None:
     assert [asked.when(digest(asked.highest, 0, in_flux=True)) for _ in range(8)] == [False, False, False, True] * 2
 
 
-def test_what_was_given_up_is_compared_at_once() -> None:
+def test_a_topic_with_a_given_up_delta_is_compared_at_once() -> None:
     asked = Asked()
     assert asked.when(digest(asked.highest + 1, 0, forced=True))
 
@@ -370,7 +370,7 @@ def test_a_digest_names_only_deltas_that_are_durable() -> None:
     (first,) = [message for _, source, _, message in heard if isinstance(message, Digest) and source == "eu"]
     assert first.applied == number - 1
     assert first.summary is not None
-    assert first.summary.in_flux, "and that what it holds is not all durable"
+    assert first.summary.in_flux, "and that not all it holds is durable"
     assert first.summary.buckets_in_flux == (bucket_of(T),)
 
 
@@ -385,7 +385,7 @@ def test_a_digest_in_answer_is_not_answered_with_another() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_digests_follow_merges_whenever_the_host_joins(late: bool) -> None:
+def test_digests_follow_merges_whenever_the_host_merges(late: bool) -> None:
     world = world_of("us", "eu")
     eu = world.regions["eu"]
     eu.joins_when_durable, eu.disk_ms = late, 20
@@ -398,7 +398,7 @@ def test_digests_follow_merges_whenever_the_host_joins(late: bool) -> None:
     assert eu.exchange._context.digests.topic(T) == us.exchange._context.digests.topic(T) != before
 
 
-def test_nothing_useless_travels_under_steady_traffic() -> None:
+def test_nothing_useless_is_sent_under_steady_traffic() -> None:
     world = world_of("us", "eu", "ap")
     world.network.latency_ms = 20
     for number in range(30):
@@ -409,7 +409,7 @@ def test_nothing_useless_travels_under_steady_traffic() -> None:
     assert world.sent["Digest"] >= 6
 
 
-def test_states_that_nobody_asked_for_are_judged_like_deltas() -> None:
+def test_unrequested_states_are_judged_like_deltas() -> None:
     world = world_of("us", "eu")
     eu, before = world.regions["eu"], world.regions["eu"].progress(T, S)
     assert before is not None
@@ -424,7 +424,7 @@ def test_states_that_nobody_asked_for_are_judged_like_deltas() -> None:
     assert eu.exchange.counters.refused_here == 2
 
 
-def test_what_is_gone_is_left_out_of_the_answer() -> None:
+def test_deleted_subscriptions_are_left_out_of_the_answer() -> None:
     world = world_of("us", "eu")
     questions = (Question("no topic"), Question(T, "no subscription"), Question(T, "none", state=True))
     answers: list[object] = []
@@ -447,7 +447,7 @@ def test_a_flood_of_unknown_topics_is_not_remembered() -> None:
 
 
 def test_open_topics_are_found_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass over a hundred thousand topics at the beginning of each round would hold up the broker for a while."""
+    """A pass over a hundred thousand topics at each round's start would block the broker for a while."""
     monkeypatch.setattr(cache, "FOLLOWED", 3)
     world = ExchangeWorld(("us", "eu"))
     us = world.regions["us"]
@@ -477,8 +477,8 @@ def test_open_topics_are_found_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     assert max(looked.values()) <= 3
 
 
-def test_a_round_over_many_subscriptions_goes_in_pieces() -> None:
-    """R19: between two messages of a round the broker does its work, however many subscriptions rest."""
+def test_a_round_over_many_subscriptions_is_done_in_pieces() -> None:
+    """R19: the broker works on between two messages of a round, however many idle subscriptions there are."""
     world = ExchangeWorld(("us", "eu"), limits=ExchangeLimits(subscriptions_at_once=20))
     for number in range(10):
         world.produce("us", f"t{number}", 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange between regions of several brokers: each topic's owners find each other, and follow the topic."""
+"""The exchange between regions with several brokers: each topic's owners find each other, and follow the topic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEP_MS = 1
 
 
 def named(is_upper: bool) -> str:
-    """A topic in the upper or lower one of the namespace's two bundles."""
+    """A topic in the upper or lower of the namespace's two bundles."""
     names = (f"persistent://{NAMESPACE}/t{number}" for number in range(100))
     return next(name for name in names if (place_of(topic_name.parse(name)) >= MIDDLE) is is_upper)
 
@@ -45,7 +45,7 @@ LOWER, UPPER = named(False), named(True)
 
 
 class Broker:
-    """One broker: the exchange's host, whose changes are durable at once in the log that its region's brokers share."""
+    """One broker: the exchange's host. Its changes are durable at once in the log that its region's brokers share."""
 
     def __init__(self, world: World, region: str, broker: str) -> None:
         self.world = world
@@ -96,7 +96,7 @@ class Broker:
     def when_durable(self, topic: str, done: Done) -> None:
         done(None)
 
-    def merge(  # the host's port, in this world
+    def merge(  # the host's port in this world
         self, topic: str, subscription: str, _incarnation: str, delta: Progress, _record: bytes | None, done: Merged
     ) -> None:
         self.log.setdefault((topic, subscription), Progress()).join(delta)
@@ -110,7 +110,7 @@ class Broker:
         self.exchange.local_ack(topic, "s", delta, self.world.now_ms, lambda done: done(None))
 
     def barrier(self, topic: str) -> list[BarrierResult]:
-        """What it ends with, once it does."""
+        """Its result, once it has ended."""
         found: list[BarrierResult] = []
         self.exchange.barrier(topic, "s", self.world.now_ms, found.append)
         return found
@@ -125,7 +125,7 @@ class World:
         self.logs: dict[str, dict[tuple[str, str], Progress]] = {"us": {}, "eu": {}}
         self.sent: Counter[tuple[str, str, type[PeerMessage]]] = Counter()
         self.slow: set[str] = set()
-        """Brokers to which no link comes up."""
+        """Brokers that no link can reach."""
         self._queue: deque[Callable[[], None]] = deque()
         self._followers: list[tuple[Broker, Callable[[PeerMessage], None]]] = []
         self.brokers: dict[str, Broker] = {}
@@ -148,7 +148,7 @@ class World:
         return next(one for one in self.of(region) if topic in one.owned)
 
     def give(self, topic: str, broker: Broker) -> None:
-        """The topic belongs to this broker from now on; nobody is told."""
+        """This broker owns the topic from now on; nobody is told."""
         for one in self.of(broker.region):
             one.owned.discard(topic)
         broker.owned.add(topic)
@@ -190,7 +190,7 @@ class World:
         self._followers.append((target, reply))
 
     def tell(self, region: str) -> None:
-        """All links that ask for it learn who owns what in the region now."""
+        """Tell the region's current owners on all links that ask for them."""
         for target, reply in self._followers:
             if target.region == region:
                 reply(self.owners(region))
@@ -222,7 +222,7 @@ class World:
                 broker.exchange.tick(self.now_ms)
 
     def deltas(self) -> set[tuple[str, str]]:
-        """From whom to whom some went."""
+        """Sender and receiver of each delta."""
         return {(source, target) for source, target, kind in self.sent if kind is Delta}
 
     def assert_same(self, topic: str) -> None:
@@ -230,7 +230,7 @@ class World:
 
 
 @pytest.mark.parametrize(("us", "eu"), [("ab", "cd"), ("ab", [""]), ([""], "cd")])
-def test_acknowledgements_go_from_owner_to_owner(us: Collection[str], eu: Collection[str]) -> None:
+def test_acknowledgements_are_sent_from_owner_to_owner(us: Collection[str], eu: Collection[str]) -> None:
     world = World(us, eu)
     world.start()
     for topic in (LOWER, UPPER):
@@ -243,16 +243,17 @@ def test_acknowledgements_go_from_owner_to_owner(us: Collection[str], eu: Collec
         world.assert_same(topic)
 
 
-def test_a_region_of_two_brokers_has_links_between_those_that_share_topics_only() -> None:
+def test_only_brokers_that_share_topics_have_links() -> None:
     world = World("ab", "cd")
     world.start()
     linked = {(source, target) for source, target, kind in world.sent if kind is Hello}
+    # The second set: the answers of brokers that were asked for owners.
     assert linked == {("us/a", "eu/c"), ("us/b", "eu/d"), ("eu/c", "us/a"), ("eu/d", "us/b")} | {
         (target, source)
         for target in ("us/a", "eu/c")
         for source in ("us/a", "us/b", "eu/c", "eu/d")
         if region_of(source) != region_of(target)
-    }  # and the answers of the brokers that were asked who owns what
+    }
 
 
 def test_a_topic_that_moves_is_compared_at_once_and_followed() -> None:
@@ -305,14 +306,14 @@ def test_what_a_region_lacks_is_counted_until_the_next_owner_has_it() -> None:
     assert a.exchange.apart(world.now_ms) == {"eu": {}}
 
 
-def test_a_new_owner_pulls_what_it_lacks_before_it_dispatches_though_it_has_no_link_yet() -> None:
+def test_a_new_owner_without_a_link_pulls_what_it_lacks_before_it_dispatches() -> None:
     world = World("ab", "cd")
     world.start()
     a, b = world.brokers["us/a"], world.brokers["us/b"]
     a.ack(LOWER, 0)
     world.run(50)
     world.brokers["eu/c"].exchange.disconnected("us/a", world.now_ms)
-    world.brokers["eu/c"].ack(LOWER, 0)  # which us does not hear of
+    world.brokers["eu/c"].ack(LOWER, 0)  # us is not told
     world.slow = {"eu/c"}
     world.give(LOWER, b)
     found = b.barrier(LOWER)
@@ -325,7 +326,7 @@ def test_a_new_owner_pulls_what_it_lacks_before_it_dispatches_though_it_has_no_l
     world.assert_same(LOWER)
 
 
-def test_a_barrier_does_not_wait_for_a_broker_that_cannot_be_reached() -> None:
+def test_a_barrier_does_not_wait_for_an_unreachable_broker() -> None:
     world = World("ab", "cd")
     world.start()
     b = world.brokers["us/b"]
@@ -338,7 +339,7 @@ def test_a_barrier_does_not_wait_for_a_broker_that_cannot_be_reached() -> None:
     assert [result.missing for result in found] == [{"eu": "LinkDown"}]
 
 
-def test_an_earlier_owner_answers_no_barrier() -> None:
+def test_an_earlier_owner_does_not_answer_a_barrier() -> None:
     world = World("ab", "cd")
     world.start()
     a, d = world.brokers["us/a"], world.brokers["eu/d"]
@@ -368,7 +369,7 @@ def test_nothing_waits_for_a_topic_without_an_owner_for_long() -> None:
     assert [set(result.missing) for result in found] == [{"eu"}]
 
 
-def test_a_region_that_goes_back_to_one_broker_is_one_peer_again() -> None:
+def test_a_region_reduced_to_one_broker_is_one_peer_again() -> None:
     world = World("ab", "cd")
     world.start()
     a = world.brokers["us/a"]
@@ -392,7 +393,7 @@ def test_a_region_that_goes_back_to_one_broker_is_one_peer_again() -> None:
     world.assert_same(UPPER)
 
 
-def test_a_broker_of_several_says_nothing_to_a_version_that_knows_regions_of_one_only() -> None:
+def test_one_of_several_brokers_sends_nothing_to_a_version_that_knows_only_one() -> None:
     world = World("ab", [""])
     a, sent = world.brokers["us/a"], list[PeerMessage]()
     a.exchange.connected("eu", sent.append, world.now_ms)
@@ -417,8 +418,8 @@ def test_another_broker_at_the_address_of_an_owner_gets_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_listed_again", [True, False])
-def test_a_peer_that_has_a_link_to_us_is_heard_whatever_the_directory_says(is_listed_again: bool) -> None:
-    """The directory comes from another broker of its region, which may not know yet that this one has begun."""
+def test_a_peer_with_a_link_to_us_is_heard_whatever_the_directory_says(is_listed_again: bool) -> None:
+    """The directory comes from another broker of its region, which may not know yet that this one has started."""
     world = World("ab", [""])
     world.start()
     eu, a = world.brokers["eu"], world.owner("us", LOWER)
@@ -436,7 +437,7 @@ def test_a_peer_that_has_a_link_to_us_is_heard_whatever_the_directory_says(is_li
     assert [result.missing for result in found] == [{}]
 
 
-def test_a_peer_that_is_gone_goes_with_its_link() -> None:
+def test_a_departed_peer_is_removed_with_its_link() -> None:
     world = World("ab", [""])
     world.start()
     eu = world.brokers["eu"]
@@ -449,7 +450,7 @@ def test_a_peer_that_is_gone_goes_with_its_link() -> None:
     assert "us/b" in eu.exchange._peers
 
 
-def test_a_region_of_more_brokers_than_may_be_peers_harms_nobody() -> None:
+def test_a_region_with_more_brokers_than_allowed_peers_harms_nobody() -> None:
     world = World("ab", [""])
     world.start()
     eu = world.brokers["eu"]
@@ -506,6 +507,6 @@ def test_a_directory_is_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> N
         [RemoteBroker(f"b{number}", "", "") for number in range(REGION_BROKERS + 1)],
     ],
 )
-def test_a_directory_that_no_broker_sends_is_refused(brokers: list[RemoteBroker]) -> None:
+def test_an_invalid_directory_is_refused(brokers: list[RemoteBroker]) -> None:
     with pytest.raises(codec.PeerFormatError):
         codec_and_back(Owners(tuple(brokers), (), is_first=True, is_last=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far another region is behind, since when, and why: what status, stats and metrics are made of."""
+"""How far another region is behind, since when, and why: the data of status, stats and metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_peer_is_behind_until_it_has_confirmed() -> None:
     world.run(150)
     assert (seen(world).lag_entries, seen(world).lag_ms) == (5, 250)
     world.run(100)
-    assert seen(world).lag_entries == 2, "the first three are confirmed"
+    assert seen(world).lag_entries == 2, "the first three acks are confirmed"
     assert 200 < seen(world).lag_ms < 260, "and the age is that of the others"
     world.run(300)
     status = seen(world)
@@ -45,7 +45,7 @@ def test_a_peer_is_behind_until_it_has_confirmed() -> None:
     assert there is not None and status.confirmed_ms_ago < there <= status.sent_ms_ago
 
 
-def test_the_lag_of_a_region_that_is_away_grows_and_says_since_when() -> None:
+def test_the_lag_of_a_region_that_is_down_grows_and_says_since_when() -> None:
     world = world_of("us", "eu")
     world.disconnect("us", "eu")
     world.disconnect("eu", "us")
@@ -64,8 +64,8 @@ def test_the_lag_of_a_region_that_is_away_grows_and_says_since_when() -> None:
     assert (status.lag_entries, status.lag_ms, status.reason) == (0, 0, "")
 
 
-def test_what_is_healed_is_not_counted_for_ever_on_a_topic_that_never_rests() -> None:
-    """Digests of a topic with acks in motion are hardly ever equal: a newer delta's confirmation will do."""
+def test_lag_that_was_made_up_for_does_not_stay_on_a_topic_that_is_never_idle() -> None:
+    """Digests of a topic with constant acks are hardly ever equal: a newer delta's confirmation is enough."""
     world = world_of("us", "eu")
     world.disconnect("us", "eu")
     ack(world, "us", 0, 5)
@@ -79,7 +79,7 @@ def test_what_is_healed_is_not_counted_for_ever_on_a_topic_that_never_rests() ->
     assert seen(world).lag_ms < 1000
 
 
-def test_a_peer_that_answers_nothing_is_named() -> None:
+def test_a_peer_that_does_not_answer_is_named() -> None:
     world = world_of("us", "eu")
     world.network.deaf.add(("us", "eu"))
     ack(world, "us", 0, 1)
@@ -95,7 +95,7 @@ def test_a_peer_that_answers_nothing_is_named() -> None:
     assert (seen(world).lag_entries, seen(world).reason) == (0, "")
 
 
-def test_what_a_peer_refuses_counts_and_is_told_with_its_reason() -> None:
+def test_what_a_peer_refuses_counts_and_is_reported_with_its_reason() -> None:
     world = world_of("us", "eu")
     world.regions["eu"].refuses = "the disk is full"
     ack(world, "us", 0, 2)
@@ -110,7 +110,7 @@ def test_what_a_peer_refuses_counts_and_is_told_with_its_reason() -> None:
     assert (seen(world).lag_entries, seen(world).reason) == (0, "")
 
 
-def test_a_change_of_no_entry_is_behind_in_time() -> None:
+def test_a_change_without_entries_lags_in_time() -> None:
     world = world_of("us", "eu")
     ack(world, "us", 0, 4)
     world.run(100)
@@ -133,7 +133,7 @@ def test_the_sum_over_all_subscriptions_of_a_topic() -> None:
     assert world.regions["us"].exchange.lags(world.now_ms) == {(T, "eu"): (5, 600)}
 
 
-def test_a_topic_that_is_gone_is_forgotten() -> None:
+def test_a_deleted_topic_is_forgotten() -> None:
     world = world_of("us", "eu")
     world.disconnect("us", "eu")
     ack(world, "us", 0, 2)
@@ -146,7 +146,7 @@ def test_a_topic_that_is_gone_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("most", [3, 10])
-def test_books_are_bounded(most: int) -> None:
+def test_records_of_lag_are_bounded(most: int) -> None:
     lag = Lag(most)
     for number in range(20):
         lag.of((T, str(number))).sent_ms = number
@@ -158,7 +158,7 @@ def test_books_are_bounded(most: int) -> None:
     assert list(lag.behind()) == []
 
 
-def test_every_message_kind_is_enough_to_be_heard_of() -> None:
+def test_every_kind_of_message_counts_as_a_sign_of_life() -> None:
     """A region that sends digests and confirms no delta is catching up, not silent."""
     world = world_of("us", "eu")
 
@@ -172,14 +172,14 @@ def test_every_message_kind_is_enough_to_be_heard_of() -> None:
     assert seen(world).reason == Why.REFUSED
 
 
-def test_what_a_region_lacked_before_a_restart_is_in_the_figure() -> None:
+def test_the_lag_includes_what_a_region_lacked_before_a_restart() -> None:
     world = world_of("us", "eu")
     world.crash("us")
     us, now = world.regions["us"].exchange, world.now_ms
     us.was_away("eu", now - 5000)
     assert us.behind_for(now) == {"eu": 5000}
     us.was_behind("eu", (T, S), 7, now - 4000)
-    us.was_behind("eu", (T, S), 7, now - 4000)  # opened once more
+    us.was_behind("eu", (T, S), 7, now - 4000)  # opened again
     ack(world, "us", 0, 2)
     status = seen(world)
     assert (status.lag_entries, status.lag_ms) == (9, 4000)
@@ -190,10 +190,10 @@ def test_what_a_region_lacked_before_a_restart_is_in_the_figure() -> None:
     assert (status.lag_entries, status.lag_ms, status.reason) == (0, 0, "")
     assert us.behind_for(world.now_ms) == {}
     us.was_behind("eu", (T, S), 7, now - 4000)
-    assert seen(world).lag_entries == 0, "a region that is there is compared with"
+    assert seen(world).lag_entries == 0, "a region that is up is compared with"
 
 
-def test_since_when_a_region_may_lack_something_is_since_the_first_that_it_did_not_confirm() -> None:
+def test_a_region_may_lack_something_since_the_first_change_that_it_did_not_confirm() -> None:
     world = world_of("us", "eu")
     us = world.regions["us"].exchange
     assert us.behind_for(world.now_ms) == {}
@@ -211,8 +211,8 @@ def test_since_when_a_region_may_lack_something_is_since_the_first_that_it_did_n
     assert us.behind_for(world.now_ms) == {}
 
 
-def test_a_region_that_caught_up_unseen_and_left_again_is_away_since_then() -> None:
-    """Looks come once a second: between two of them it was there, and lacked nothing."""
+def test_a_region_that_caught_up_between_checks_is_behind_only_since_then() -> None:
+    """Checks run once a second: between two of them it was up, and lacked nothing."""
     world = world_of("us", "eu")
     us = world.regions["us"].exchange
     world.disconnect("us", "eu")

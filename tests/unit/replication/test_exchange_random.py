@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange under random delay, loss, duplication, reordering, cuts and crashes: regions agree in the end, nothing
-acked is forgotten, nothing else is claimed, and what a barrier or a flush says is true (R10, R19, R20)."""
+acked is forgotten, nothing else is claimed, and what a barrier or flush reports is true (R10, R19, R20)."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ STEP = st.one_of(
 
 @dataclass
 class Wait:
-    """A barrier or a flush that was begun."""
+    """A barrier or flush in progress."""
 
     region: str
     life: int
     name: str
     known: dict[str, Progress]
-    """What the regions know that has to be here when it ends: all of when it began, but for what a crash took."""
+    """What has to be known here when it ends: all that the regions knew when it began, except what a crash lost."""
     result: WaitResult | None = None
 
 
 class Model:
-    """A world, and beside it what must be true of it."""
+    """A world, and what must hold in it."""
 
     def __init__(self, regions: int, seed: int, limits: ExchangeLimits | None) -> None:
         self.names = NAMES[:regions]
@@ -75,7 +75,7 @@ class Model:
             self.world.produce(name, TOPIC, 3, ledger=2)
         self.world.replicate_all(TOPIC)
         if seed % 2:
-            # Begin from rest: known everywhere, and known to be.
+            # Begin in sync: known everywhere, and known to be known.
             self.world.regions["us"].subscribe(TOPIC, SUBSCRIPTIONS[0])
             self.world.run(12_000)
         self.entries = sorted(self.world.regions["us"].topics[TOPIC].entries, key=lambda entry: entry.origin)
@@ -93,7 +93,7 @@ class Model:
         self.world.settle()
 
     def _subscription(self, region: int, subscription: int) -> tuple[WorldRegion, str]:
-        """Made where it is not known."""
+        """Create it where it is not known."""
         here, name = self.world.regions[self.name(region)], SUBSCRIPTIONS[subscription]
         if here.subscription(TOPIC, name) is None:
             here.subscribe(TOPIC, name)

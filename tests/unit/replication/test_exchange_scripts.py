@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stories in ``scripts/`` go as they are written down."""
+"""The stories in ``scripts/`` run as written."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def test_story(path: Path) -> None:
     assert replay(text) == text, "changed on purpose? python tests/support/worlds/script_runner.py --rewrite-scripts"
 
 
-def test_there_are_stories() -> None:
+def test_stories_exist() -> None:
     assert len(list(SCRIPTS.glob("R*.txt"))) >= 5
 
 
-def test_a_wrong_expectation_is_seen_and_rewritten() -> None:
+def test_a_wrong_expectation_is_detected_and_rewritten() -> None:
     right = replay("exchange us eu\nproduce us t x1\nexpect messages\n")
     assert "> us/1:0\n" in right
     wrong = right.replace("> us/1:0\n", "> us/1:7\n")

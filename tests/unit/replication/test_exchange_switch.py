@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barriers and flushes (R20): who is waited for, how long, and what they promise."""
+"""Barriers and flushes (R20): which peers they wait for, how long, and what they promise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.worlds.exchange_world import ExchangeWorld, S, T, connected
 
 @dataclass
 class Wait:
-    """A barrier or flush, and when it ended."""
+    """A barrier or flush, and the time at which it ended."""
 
     world: ExchangeWorld
     started_ms: int
@@ -59,7 +59,7 @@ def test_a_barrier_brings_what_every_region_knows() -> None:
     assert len(world.regions["us"].unacked(T, S)) == 7
 
 
-def test_a_barrier_waits_until_what_came_is_durable() -> None:
+def test_a_barrier_waits_until_what_it_brought_is_durable() -> None:
     world = connected(("us", "eu"))
     world.disconnect("eu", "us")
     ack(world, "eu", 1)
@@ -78,7 +78,7 @@ def test_a_barrier_carries_only_what_is_lacking() -> None:
     assert [message for *_, message in heard if isinstance(message, BarrierDone)] == [BarrierDone(1)]
 
 
-def test_a_subscription_that_is_only_elsewhere_is_made_by_the_barrier() -> None:
+def test_a_subscription_that_exists_only_elsewhere_is_created_by_the_barrier() -> None:
     world = connected(("us", "eu"))
     world.disconnect("eu", "us")
     world.regions["eu"].subscribe(T, "other")
@@ -90,7 +90,7 @@ def test_a_subscription_that_is_only_elsewhere_is_made_by_the_barrier() -> None:
 
 
 @pytest.mark.parametrize("what", ["barrier", "flush"])
-def test_nobody_is_waited_for_longer_than_the_bound(what: str) -> None:
+def test_no_peer_is_waited_for_longer_than_the_limit(what: str) -> None:
     world = connected(("us", "eu", "ap"))
     world.network.deaf.add(("eu", "us"))
     ack(world, "us", 0)
@@ -101,7 +101,7 @@ def test_nobody_is_waited_for_longer_than_the_bound(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["barrier", "flush"])
-def test_a_link_that_breaks_ends_the_waiting(what: str) -> None:
+def test_a_broken_link_ends_the_wait(what: str) -> None:
     world = connected(("us", "eu", "ap"))
     world.network.deaf.add(("eu", "us"))
     ack(world, "us", 0)
@@ -114,7 +114,7 @@ def test_a_link_that_breaks_ends_the_waiting(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["barrier", "flush"])
-def test_alone_it_ends_at_once(what: str) -> None:
+def test_without_peers_it_ends_at_once(what: str) -> None:
     world = connected(("us", "eu"))
     world.cut("us", "eu")
     wait = begin(world, what, "us")
@@ -122,7 +122,7 @@ def test_alone_it_ends_at_once(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["barrier", "flush"])
-def test_more_than_the_limit_are_answered_as_incomplete(what: str) -> None:
+def test_requests_beyond_the_limit_are_answered_as_incomplete(what: str) -> None:
     world = connected(("us", "eu"), limits=ExchangeLimits(waiters=2))
     ack(world, "us", 0)
     waits = [begin(world, what, "us") for _ in range(3)]
@@ -134,7 +134,7 @@ def test_more_than_the_limit_are_answered_as_incomplete(what: str) -> None:
     assert all(wait.result is not None and wait.result.complete for wait in waits)
 
 
-def test_a_topic_of_another_incarnation_is_missing_with_the_reason() -> None:
+def test_a_topic_of_another_incarnation_is_reported_missing_with_the_reason() -> None:
     world = connected(("us", "eu"))
     world.regions["us"].delete_topic(T)
     world.regions["us"].subscribe(T, S)
@@ -146,7 +146,7 @@ def test_a_topic_of_another_incarnation_is_missing_with_the_reason() -> None:
     assert flush.result is not None and "last deleted" in flush.result.missing["eu"]
 
 
-def test_a_flush_waits_for_what_is_queued_and_what_is_on_its_way() -> None:
+def test_a_flush_waits_for_queued_and_sent_deltas() -> None:
     world = connected(("us", "eu"))
     world.network.latency_ms = 40
     ack(world, "us", 0)
@@ -155,11 +155,11 @@ def test_a_flush_waits_for_what_is_queued_and_what_is_on_its_way() -> None:
     wait = begin(world, "flush", "us")
     world.run(100)
     assert wait.result == WaitResult(frozenset({"eu"}), {})
-    assert wait.after_ms == 80, "what was queued left at once"
+    assert wait.after_ms == 80, "queued deltas were sent at once"
     assert world.regions["eu"].disk.progress[T, S] == world.regions["us"].progress(T, S)
 
 
-def test_a_flush_of_a_quiet_subscription_sends_nothing() -> None:
+def test_a_flush_of_an_idle_subscription_sends_nothing() -> None:
     world = connected(("us", "eu", "ap"))
     wait = begin(world, "flush", "us")
     assert wait.result is not None and wait.result.complete
@@ -168,7 +168,7 @@ def test_a_flush_of_a_quiet_subscription_sends_nothing() -> None:
 
 
 def flushed(world: ExchangeWorld, region: str, peer: str) -> WaitResult:
-    """Flush, and look at the peer's disk at the moment the flush ends."""
+    """Flush, and read the peer's disk at the moment the flush ends."""
     results: list[WaitResult] = []
 
     def done(result: WaitResult) -> None:
@@ -183,8 +183,8 @@ def flushed(world: ExchangeWorld, region: str, peer: str) -> WaitResult:
     return result
 
 
-def test_a_flush_after_a_cut_sends_the_whole() -> None:
-    """While the link was down acks were dropped; before digests have healed them, a flush must not say all is well."""
+def test_a_flush_after_a_cut_sends_everything() -> None:
+    """Acks were dropped while the link was down; until digests make up for them, a flush must not report success."""
     world = connected(("us", "eu"))
     world.cut("us", "eu")
     ack(world, "us", 3)
@@ -192,7 +192,7 @@ def test_a_flush_after_a_cut_sends_the_whole() -> None:
     assert flushed(world, "us", "eu").complete
 
 
-def test_a_flush_after_a_delta_was_given_up_sends_the_whole() -> None:
+def test_a_flush_after_a_delta_was_given_up_sends_everything() -> None:
     world = connected(("us", "eu"))
     world.network.deaf.add(("us", "eu"))
     ack(world, "us", 3)
@@ -201,7 +201,7 @@ def test_a_flush_after_a_delta_was_given_up_sends_the_whole() -> None:
     assert flushed(world, "us", "eu").complete
 
 
-def test_a_flush_after_a_restart_sends_the_whole() -> None:
+def test_a_flush_after_a_restart_sends_everything() -> None:
     world = connected(("us", "eu"))
     world.cut("us", "eu")
     ack(world, "us", 3)
@@ -210,7 +210,7 @@ def test_a_flush_after_a_restart_sends_the_whole() -> None:
     assert flushed(world, "us", "eu").complete
 
 
-def test_a_flush_that_finds_the_queue_full_says_so() -> None:
+def test_a_flush_with_a_full_queue_says_so() -> None:
     world = connected(("us", "eu"), limits=ExchangeLimits(pending_subscriptions=1, in_flight=1))
     world.network.latency_ms = 50
     here = world.regions["us"]
@@ -238,7 +238,7 @@ def test_an_equal_digest_that_is_not_durable_yet_confirms_nothing() -> None:
         world.run(20)
 
 
-def test_a_flush_that_is_refused_is_missing_with_the_reason() -> None:
+def test_a_refused_flush_is_reported_missing_with_the_reason() -> None:
     world = connected(("us", "eu"))
     world.regions["eu"].refuses = "the disk is full"
     ack(world, "us", 3)
@@ -270,7 +270,7 @@ def test_answers_nobody_waits_for_are_ignored() -> None:
     assert world.regions["us"].exchange.counters.refused_here == 0
 
 
-def test_a_question_about_nothing_is_answered() -> None:
+def test_a_request_about_an_unknown_topic_is_answered() -> None:
     world = connected(("us", "eu"))
     answers: list[PeerMessage] = []
     question = Barrier(5, "no topic", "none", "", (), wants_record=True)

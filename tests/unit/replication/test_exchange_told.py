@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No region is told what would be gone if the power went now (R10, R60).
+"""No region is told anything that a power cut now would lose (R10, R60).
 
-``ExchangeWorld`` looks at every message of every test: it says nothing that its sender has not on disk. Here each way
-on which something is told is taken while an acknowledgement is in memory and not yet on disk.
+``ExchangeWorld`` checks every message of every test: it says nothing that its sender does not have on disk. Here each
+way of telling something is used while an acknowledgement is in memory and not yet on disk.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def reconnect(world: ExchangeWorld) -> None:
 
 
 def close(world: ExchangeWorld) -> None:
-    """us has something that it may never have told eu, and a consumer closes there."""
+    """A consumer closes in us, which has something that it may never have told eu."""
     world.regions["us"].exchange._peers["eu"].in_sync.clear()
     world.regions["us"].exchange.flush(T, S, world.now_ms, lambda _: None)
 
 
 def forget(world: ExchangeWorld) -> None:
-    """eu was restored to a time when it had no such subscription: it refuses the delta for want of the whole."""
+    """eu was restored to a time before the subscription existed: it refuses the delta and asks for everything."""
     ack(world, "us", 0)
     world.run(DISK_MS)
     eu = world.regions["eu"]
@@ -80,7 +80,7 @@ WAYS: dict[str, tuple[Callable[[ExchangeWorld], None], Callable[[PeerMessage], b
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_is_told_once_it_is_on_disk(way: str) -> None:
+def test_it_is_sent_once_it_is_on_disk(way: str) -> None:
     world = world_of("us", "eu")
     take, is_it = WAYS[way]
     began, heard = world.now_ms, world.listen()
@@ -88,13 +88,13 @@ def test_it_is_told_once_it_is_on_disk(way: str) -> None:
     take(world)
     world.run(250)
     told = [at - began for at, source, _, message in heard if source == "us" and is_it(message)]
-    assert told and min(told) > DISK_MS, "it left before the disk had it"
+    assert told and min(told) > DISK_MS, "it was sent before the disk had it"
     world.run(6000)
     assert world.regions["eu"].progress(T, S) == world.regions["us"].progress(T, S)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_is_killed_in_between_told_nobody(way: str) -> None:
+def test_a_broker_killed_in_between_told_nobody(way: str) -> None:
     world = world_of("us", "eu")
     ack(world, "us", 2, 3)
     WAYS[way][0](world)
@@ -106,7 +106,7 @@ def test_who_is_killed_in_between_told_nobody(way: str) -> None:
     assert acked(world, "us") == acked(world, "eu") == on_disk
 
 
-def test_what_never_gets_to_the_disk_is_said_to_whoever_waits() -> None:
+def test_waiters_are_told_of_a_write_that_never_reaches_the_disk() -> None:
     """A broker that was replaced cannot write any more."""
     world = world_of("us", "eu")
     us, ends = world.regions["us"], list[WaitResult]()
@@ -121,14 +121,14 @@ def test_what_never_gets_to_the_disk_is_said_to_whoever_waits() -> None:
     assert acked(world, "eu") == 0
 
 
-def test_a_digest_says_that_it_is_not_the_last_word() -> None:
-    """Equal numbers do not mean that the other has it on disk: a flush would promise too much."""
+def test_a_digest_says_that_it_is_not_final() -> None:
+    """Equal digests do not mean that the other has it on disk: a flush would promise too much."""
     world = world_of("us", "eu")
     eu = world.regions["eu"]
     us_at_eu = eu.exchange._peers["us"]
     us_at_eu.in_sync.clear()
     ack(world, "eu", 5)
-    world.network.deaf.add(("eu", "us"))  # us has the same from a client of its own, and not on disk yet
+    world.network.deaf.add(("eu", "us"))  # us has the same from its own client, and not on disk yet
     world.regions["us"].disk_ms = 30_000
     ack(world, "us", 5)
     heard = world.listen()
@@ -136,11 +136,11 @@ def test_a_digest_says_that_it_is_not_the_last_word() -> None:
     assert any(isinstance(message, Digest) for *_, message in heard)
     assert T not in us_at_eu.in_sync
     (status,) = eu.exchange.status(T, S, world.now_ms)
-    assert status.lag_entries == 1, "nobody said that it is there"
+    assert status.lag_entries == 1, "nobody said that it is on disk"
 
 
 @pytest.mark.parametrize("cut_first", [True, False])
-def test_a_close_does_not_wait_for_the_disk_when_no_region_can_hear_of_it(cut_first: bool) -> None:
+def test_a_close_does_not_wait_for_the_disk_if_no_region_can_be_told(cut_first: bool) -> None:
     world = world_of("us", "eu")
     us = world.regions["us"]
     us.disk_ms = 10_000
@@ -157,12 +157,12 @@ def test_a_close_does_not_wait_for_the_disk_when_no_region_can_hear_of_it(cut_fi
 
 
 @pytest.mark.parametrize("waits_for", ["the disk", "its neighbours", "a link that breaks"])
-def test_what_was_said_of_a_deleted_topic_is_not_told_of_a_later_one(waits_for: str) -> None:
-    """R8: else a subscription that only the deleted one had would come back with the topic that is made again."""
+def test_messages_about_a_deleted_topic_are_not_applied_to_a_later_one(waits_for: str) -> None:
+    """R8: else a subscription that only the deleted topic had would return with the recreated topic."""
     world = world_of("us", "eu", "ap")
     us = world.regions["us"]
     us.disk_ms = DISK_MS if waits_for == "the disk" else 0
-    if waits_for == "a link that breaks":  # what was on its way is offered to the third region again
+    if waits_for == "a link that breaks":  # what was in flight is offered to the third region again
         world.network.deaf.add(("us", "eu"))
     us.subscribe(T, "old")
     world.run(1)

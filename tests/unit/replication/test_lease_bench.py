@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/leases runs. It plays topics to the real lease manager, and nothing else shows that it still plays enough."""
+"""bench/leases runs. It simulates topics for the real lease manager, and no other test shows that this suffices."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ MEASURE = Path(__file__).parents[3] / "bench" / "leases" / "measure.py"
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_regions_at_rest_renew_their_leases(by_name: bool) -> None:
+def test_idle_regions_renew_their_leases(by_name: bool) -> None:
     row = runpy.run_path(str(MEASURE))["measure"](5, by_name=by_name)
     assert row["messages_per_second"] > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases between regions: what is sent to whom, in how many messages, and why there are none (R26)."""
+"""Leases between regions: what is sent to whom, in how many messages, and why a region has no leases (R26)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMES = LeaseTimes()
 
 
 class VoteBasis:
-    """The stream is served as before."""
+    """A basis that stays valid."""
 
     def __init__(self, region: Region, stream: Stream) -> None:
         self._region, self._stream = region, stream
@@ -38,7 +38,7 @@ class VoteBasis:
 
 
 class Region:
-    """The topics of one region, and its links: what is sent is kept."""
+    """One region's topics and its links, which keep what is sent."""
 
     region = "us"
 
@@ -106,7 +106,7 @@ class Region:
         self.manager.want(stream, VOTERS, "us")
 
     def grant_all(self) -> None:
-        """The others answer what they were asked."""
+        """The others grant what they were asked for."""
         asked, self.sent = self.sent, []
         for region, message in asked:
             if isinstance(message, LeaseAsk):
@@ -151,8 +151,8 @@ def test_a_thousand_streams_are_renewed_in_a_few_messages() -> None:
     us.now_ms += TIMES.duration - TIMES.beat
     us.manager.tick()
     assert len(us.held) == 1000
-    assert us.written == 1000, "a renewal says nothing new"
-    assert us.confirmed >= 3, "but it is made sure that nobody else votes for this region"
+    assert us.written == 1000, "a renewal adds nothing to record"
+    assert us.confirmed >= 3, "but it is checked that no later owner votes for this region"
     for number in range(1000):
         us.manager.unwant((f"t{number // 10}", f"s{number % 10}", "us"))
     us.sent.clear()
@@ -189,7 +189,7 @@ def test_a_region_of_an_older_version_is_asked_by_name_each_time() -> None:
     assert len(us.held) == 300
 
 
-def test_what_was_given_back_is_said_before_the_rest_is_renewed() -> None:
+def test_releases_are_sent_before_the_rest_is_renewed() -> None:
     us = Region()
     us.manager.greeted("ap", Greeted(leases=True, renewals=True))
     us.manager.greeted("eu", Greeted(leases=True, renewals=True))
@@ -203,10 +203,10 @@ def test_what_was_given_back_is_said_before_the_rest_is_renewed() -> None:
     us.now_ms += TIMES.linger
     us.manager.tick()
     said = [type(message).__name__ for region, message in us.sent if region == "ap"]
-    assert said == ["LeaseRelease", "LeaseRenewal"], "else both would find that they do not know the same"
+    assert said == ["LeaseRelease", "LeaseRenewal"], "otherwise the two digests would differ"
 
 
-def test_votes_on_what_is_gone_are_let_go_of() -> None:
+def test_votes_on_deleted_topics_are_dropped() -> None:
     us = Region()
     gone, kept = ("gone", "s", "eu"), ("kept", "s", "eu")
     us.served |= {gone, kept}
@@ -214,13 +214,13 @@ def test_votes_on_what_is_gone_are_let_go_of() -> None:
     us.manager.received("eu", LeaseAsk(1, "eu#1", 6000, items), lambda _: None)
     us.served.discard(gone)
     us.manager.tick()
-    assert set(us.manager.voter.votes) == {gone, kept}, "it is promised still"
+    assert set(us.manager.voter.votes) == {gone, kept}, "it is still promised"
     us.now_ms += TIDY_MS
     us.manager.tick()
     assert set(us.manager.voter.votes) == {kept}
 
 
-def test_who_dispatches_what_is_told_with_a_reason() -> None:
+def test_the_dispatcher_is_reported_with_a_reason() -> None:
     us = Region()
     stream = ("t", "s", "us")
     assert us.manager.holder_of(stream)[2].startswith("no consumer is connected here")
@@ -237,7 +237,7 @@ def test_who_dispatches_what_is_told_with_a_reason() -> None:
     assert 0 < left_ms <= TIMES.usable
 
 
-def test_of_two_it_is_said_why_nobody_takes_over_and_a_witness_is_one_more() -> None:
+def test_of_two_regions_the_reason_for_no_take_over_is_given_and_a_witness_adds_one() -> None:
     us = Region()
     stream = ("t", "s", "eu")
     us.served.add(stream)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renewals without names (R26): a holder never believes more, or for longer, than its voters promised."""
+"""Renewals without names (R26): a holder never assumes more, or for longer, than its voters promised."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_equal_grants_have_equal_digests(one: list[tuple[str, AskItem]], other: 
     assert (list(left.digests()) == list(right.digests())) == (first == second)
 
 
-def test_another_life_of_the_holder_has_another_roll() -> None:
+def test_a_restarted_holder_has_another_grant_digest() -> None:
     both = [GrantDigests[None](holder) for holder in ("us#1", "us#2")]
     for granted in both:
         granted.put(AskItem(("t", "s", "us"), 1, 2, "us"), None)
     assert list(both[0].digests()) != list(both[1].digests())
 
 
-# -- holders and voters, in bad weather
+# -- holders and voters under faults
 
 KINDS = "want unwant unwant crash start start pause resume cut heal isolate prefer old"
 STEP = st.tuples(
@@ -83,7 +83,7 @@ def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
     names = world.names
     one, other = names[who % len(names)], names[what % len(names)]
     node, stream = world.nodes[one], world.streams[what % len(world.streams)]
-    if kind == "prefer" and len(names) > 2:  # said in one, not heard of in the others yet; of two it decides
+    if kind == "prefer" and len(names) > 2:  # set in one, unknown to the others yet; with two voters it decides
         node.preferred[stream] = other
         if stream in node.wanted:
             node.want(stream)
@@ -104,7 +104,7 @@ def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
     st.sampled_from([1, 2, grant_digests.PARTS]),
     st.lists(STEP, min_size=1, max_size=12),
 )
-def test_holders_believe_what_voters_promised(
+def test_holders_assume_only_what_voters_promised(
     count: int,
     seed: int,
     delay_ms: int,
@@ -113,7 +113,7 @@ def test_holders_believe_what_voters_promised(
     parts: int,
     steps: list[tuple[str, int, int, int]],
 ) -> None:
-    """In few parts there is much in each. Afterwards everything is renewed without names."""
+    """Few parts, so each has many entries. Afterwards everything is renewed without names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grant_digests, "PARTS", parts)
         world = LeaseWorld(
@@ -143,16 +143,16 @@ def test_holders_believe_what_voters_promised(
         renewed, named = world.renewed, world.named
         world.run_ms(EAGER.duration)
         assert world.renewed >= renewed + 2 * count, "each is renewed"
-        assert world.named == named, "nobody is asked by name any more"
+        assert world.named == named, "nothing is asked for by name any more"
         assert [world.holders(stream) for stream in world.streams] == [[stream[2]] for stream in world.streams]
 
 
-# -- one at a time
+# -- single cases
 
 
 @pytest.fixture
 def world() -> LeaseWorld:
-    """Three nodes, each with its own; eu has two more granted at us."""
+    """Three nodes, each with its own stream; eu has two more, granted by us."""
     world = LeaseWorld(NAMES, 1, delay_ms=2, disk_ms=2)
     world.streams += [("t", "more", "eu"), ("t", "most", "eu")]
     for node in world.nodes.values():
@@ -164,7 +164,7 @@ def world() -> LeaseWorld:
 
 
 def question(world: LeaseWorld) -> LeaseRenewal:
-    """What eu asks us, but that it is not sent."""
+    """What eu would ask us, without sending it."""
     leases = world.nodes["eu"].leases
     number = leases._questions.next_number(world.nodes["eu"].now_ms())
     return dict(leases._renewals.questions(number, lambda _: True))["us"]
@@ -181,7 +181,7 @@ def all_of(renewal: LeaseRenewal) -> tuple[int, ...]:
     return tuple(index for index, _ in renewal.parts)
 
 
-def test_what_both_know_is_renewed_for_its_whole_length_and_again_when_it_is_asked_twice(world: LeaseWorld) -> None:
+def test_what_both_know_is_renewed_in_full_and_again_if_asked_twice(world: LeaseWorld) -> None:
     us, renewal = world.nodes["us"], question(world)
     assert len(renewal.parts) == 3
     for _ in range(2):
@@ -192,8 +192,8 @@ def test_what_both_know_is_renewed_for_its_whole_length_and_again_when_it_is_ask
         world.run_ms(100)
 
 
-def test_a_voter_that_began_anew_renews_nothing_without_its_name(world: LeaseWorld) -> None:
-    """Although it finds on its disk that it promised it."""
+def test_a_restarted_voter_renews_nothing_without_its_name(world: LeaseWorld) -> None:
+    """Even though its disk says that it promised it."""
     renewal = question(world)
     world.nodes["us"].crash()
     world.nodes["us"].start()
@@ -212,12 +212,12 @@ def test_only_the_part_that_differs_is_asked_for_by_name(world: LeaseWorld) -> N
     assert [one.by_name for one in eu.leases.claims.values()].count({"us"}) == 1
     world.run_ms(20)
     assert world.named == named + 1
-    assert index in us.voter._granted["eu#1"].parts, "it is promised anew"
+    assert index in us.voter._granted["eu#1"].parts, "it is promised again"
     assert not any(one.by_name for one in eu.leases.claims.values() if one.is_held)
 
 
-def test_a_voter_that_keeps_its_votes_elsewhere_by_now_writes_them_anew(world: LeaseWorld) -> None:
-    """The topic was deleted, and made again by whoever published."""
+def test_a_voter_that_now_keeps_its_votes_elsewhere_writes_them_again(world: LeaseWorld) -> None:
+    """The topic was deleted, and recreated by a producer."""
     renewal, us, eu = question(world), world.nodes["us"], world.nodes["eu"]
     before, us.disk = us.disk, {}
     (answer,) = answers(world, renewal)
@@ -228,7 +228,7 @@ def test_a_voter_that_keeps_its_votes_elsewhere_by_now_writes_them_anew(world: L
 
 
 @pytest.mark.parametrize("trouble", ["voters", "preferred holder", "over", "other holder", "other term", "other life"])
-def test_what_would_not_be_granted_as_it_is_by_name_differs(world: LeaseWorld, trouble: str) -> None:
+def test_entries_that_would_not_be_granted_by_name_make_the_digest_differ(world: LeaseWorld, trouble: str) -> None:
     renewal, us, stream = question(world), world.nodes["us"], ("t", "more", "eu")
     vote = us.voter.votes[stream]
     if trouble == "voters":
@@ -253,11 +253,11 @@ def test_what_would_not_be_granted_as_it_is_by_name_differs(world: LeaseWorld, t
     assert isinstance(answer, LeaseRenewed)
     all_differ = trouble in ("voters", "other life")
     assert len(answer.differing) == (3 if all_differ else 1)
-    assert us.voter.votes[stream].until_ms == until_ms, "nothing was promised"
+    assert us.voter.votes[stream].until_ms == until_ms, "no promise was made"
 
 
-def test_an_answer_counts_for_what_was_on_the_roll_when_it_was_asked(world: LeaseWorld) -> None:
-    """A share that was given back and won anew in between has been promised since, but not for that question."""
+def test_an_answer_counts_for_the_grants_listed_when_it_was_asked(world: LeaseWorld) -> None:
+    """A share that was released and won again in between has been promised since, but not in answer to that request."""
     renewal, eu, stream = question(world), world.nodes["eu"], ("t", "more", "eu")
     asked = {one: dict(eu.leases.claims[one].asked_ms) for one in world.streams if one[2] == "eu"}
     world.run_ms(50)
@@ -277,8 +277,8 @@ def test_an_answer_counts_for_what_was_on_the_roll_when_it_was_asked(world: Leas
     assert claim.asked_ms["us"] == eu.now_ms() + 1
 
 
-def test_a_holder_raises_its_term_where_another_attempt_used_higher_ones(world: LeaseWorld) -> None:
-    """Else one voter never votes for it, and it depends on all others."""
+def test_a_holder_raises_its_term_if_another_attempt_used_a_higher_one(world: LeaseWorld) -> None:
+    """Otherwise one voter would never vote for it, and it would depend on all others."""
     eu, us, stream = world.nodes["eu"], world.nodes["us"], ("t", "more", "eu")
     claim = eu.leases.claims[stream]
     item = AskItem(stream, claim.term + 5, KNOWN.mark, "eu")
@@ -296,8 +296,8 @@ def test_a_holder_raises_its_term_where_another_attempt_used_higher_ones(world: 
     assert claim.by_name == set()
 
 
-def test_what_was_said_before_a_stream_was_given_back_does_not_count_once_it_is_wanted_again(world: LeaseWorld) -> None:
-    """A voter's answer that was on its way, and the word that it was given back: a term is used once."""
+def test_answers_from_before_a_release_do_not_count_for_the_next_attempt(world: LeaseWorld) -> None:
+    """A voter's answer in flight, and the message of the release: a term is used once."""
     eu, us, stream = world.nodes["eu"], world.nodes["us"], ("t", "more", "eu")
     term = eu.leases.claims[stream].term
     eu.unwant(stream)
@@ -319,7 +319,7 @@ def test_what_was_said_before_a_stream_was_given_back_does_not_count_once_it_is_
     world.check(stream)
 
 
-def test_an_answer_to_no_question_counts_for_nothing(world: LeaseWorld) -> None:
+def test_an_answer_without_a_request_is_ignored(world: LeaseWorld) -> None:
     eu: LeaseNode = world.nodes["eu"]
     before = {stream: dict(claim.asked_ms) for stream, claim in eu.leases.claims.items()}
     for number in (0, 10**9):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of leases: what their docstrings print is what the code does, and each row is a rule of R26."""
+"""The lease tables: their docstrings match the code, and each row is a rule of R26."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meridian_broker.replication.leases.verdicts import Asked, Promise, Verdict,
 from support.checkout import printed_tables
 
 
-def test_the_printed_transitions_are_those_that_are_made() -> None:
+def test_the_documented_transitions_of_leases_are_those_of_the_code() -> None:
     assert printed_tables.transitions(transitions.__doc__, State, Event, Action) == TRANSITIONS
 
 
@@ -42,7 +42,7 @@ PROMISES: dict[str, list[Kind | None]] = {
     "to the asker": [("us#1", False, False), ("us#1", False, True)],
 }
 TERMS = {"greater": [4, 1], "the same": [5], "less": [6, 99]}
-"""What the asker's term is, compared with that of the promise -> terms of promises."""
+"""The asker's term compared with the promise's -> terms of promises."""
 VERDICTS = {one.name.lower().replace("_", " "): one for one in Verdict}
 
 
@@ -51,7 +51,7 @@ def promise(kind: Kind | None, term: int) -> Promise | None:
 
 
 @pytest.mark.parametrize("row", printed_tables.rows(verdicts.__doc__)[1:], ids=" / ".join)
-def test_a_voter_answers_as_the_printed_row_says(row: list[str]) -> None:
+def test_a_voter_answers_as_the_documented_row_says(row: list[str]) -> None:
     known, promised, compared, verdict = row
     kinds = PROMISES[promised] if promised else [kind for each in PROMISES.values() for kind in each]
     words = [word for word in TERMS if word in compared] if compared not in ("", "any") else list(TERMS)
@@ -60,7 +60,7 @@ def test_a_voter_answers_as_the_printed_row_says(row: list[str]) -> None:
         assert decide(ASKED, knows, promise(kind, term)) is VERDICTS[verdict], (knows, kind, term)
 
 
-def test_the_printed_rows_are_all_there_are() -> None:
+def test_the_documented_rows_are_complete() -> None:
     told = [
         (row[1], word)
         for row in printed_tables.rows(verdicts.__doc__)[1:]
@@ -72,8 +72,8 @@ def test_the_printed_rows_are_all_there_are() -> None:
 
 
 def test_no_two_holders_are_promised_a_stream_at_once() -> None:
-    """Whatever is asked: who is granted a stream that another one has was promised it before, or that one gave it
-    back, or its time has passed."""
+    """Whatever is asked: a node that is granted a stream held by another was promised it before, or the other released
+    it, or its time has passed."""
     for term, other, released, over, knows in product(range(4, 7), ("us#1", "eu#1"), (0, 1), (0, 1), (SAME, None)):
         before = Promise(other, term, bool(released), bool(over))
         if decide(ASKED, knows, before) is Verdict.GRANTED:

@@ -27,7 +27,7 @@ from support.worlds.lease_world import EAGER, TIMES, LeaseWorld
 NAMES = ["af", "ap", "eu", "sa", "us"]
 THREE = VoterSets.of("ap", "eu", "us")
 WHO = st.integers(0, 5)
-"""One of the nodes, or (5) whoever holds the stream."""
+"""One of the nodes, or (5) the current holder."""
 STEP = st.tuples(
     st.sampled_from(["want", "unwant", "crash", "start", "start", "pause", "resume", "cut", "heal", "isolate"]),
     WHO,
@@ -37,7 +37,7 @@ STEP = st.tuples(
 
 
 def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
-    """Something happens to a node, and the world goes on for a while."""
+    """Do something to a node, and let the world run for a while."""
     kind, *who, run_ms = step
     stream = world.streams[0]
     holder = [world.names.index(name) for name in world.holders(stream)] or [0]
@@ -55,7 +55,7 @@ def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
     st.sampled_from([2, 150]),
     st.lists(STEP, min_size=1, max_size=16),
 )
-def test_one_holder_at_a_time_and_one_when_a_majority_is_up(
+def test_at_most_one_holder_and_one_if_a_majority_is_up(
     count: int, seed: int, delay_ms: int, trouble: float, disk_ms: int, steps: list[tuple[str, int, int, int]]
 ) -> None:
     world = LeaseWorld(
@@ -75,7 +75,7 @@ def test_one_holder_at_a_time_and_one_when_a_majority_is_up(
     holders = world.holders(stream)
     assert bool(holders) == bool(wanting), "a majority is up"
     if stream[2] in wanting:
-        assert holders == [stream[2]], "its preferred holder has it, once it wants it"
+        assert holders == [stream[2]], "its preferred holder has it, if it wants it"
 
 
 LISTS = st.sets(st.integers(0, 4), min_size=2, max_size=4)
@@ -99,7 +99,7 @@ CHANGE = st.tuples(
     st.sampled_from([2, 150]),
     st.lists(CHANGE, min_size=1, max_size=16),
 )
-def test_one_holder_at_a_time_while_the_voters_are_being_changed(
+def test_at_most_one_holder_while_the_voters_are_being_changed(
     first: set[int],
     lists: list[set[int]],
     seed: int,
@@ -108,10 +108,10 @@ def test_one_holder_at_a_time_while_the_voters_are_being_changed(
     disk_ms: int,
     steps: list[tuple[str, int, int, int]],
 ) -> None:
-    """Each node is told at another time which list of voters is the next one, or is not told at all for a while."""
+    """Each node is told the next configuration of voters at a different time, or not at all for a while."""
     world = LeaseWorld(NAMES, seed, delay_ms=delay_ms, loss=trouble / 4, twice=trouble, disk_ms=disk_ms, times=EAGER)
     (stream, *_) = world.streams
-    stays = min(first)  # somebody brings the record to those who join
+    stays = min(first)  # the record is brought to those who join
     orders = [tuple(NAMES[number] for number in sorted({stays, *some})) for some in (first, *lists)]
     for name, node in world.nodes.items():
         node.voter_sets_now = node.known_on_disk = VoterSets.of(*orders[0]) if name in orders[0] else VoterSets()
@@ -157,7 +157,7 @@ def test_one_holder_at_a_time_while_the_voters_are_being_changed(
 
 
 def tell(world: LeaseWorld, name: str, voters: tuple[str, ...]) -> None:
-    """A person tells one node who is to vote from now on."""
+    """An administrator tells one node who votes from now on."""
     node, stream = world.nodes[name], world.streams[0]
     if name in voters:
         node.tell(voters)
@@ -177,11 +177,11 @@ def three() -> LeaseWorld:
     return world
 
 
-def test_each_has_its_own(three: LeaseWorld) -> None:
+def test_each_node_has_its_own_stream(three: LeaseWorld) -> None:
     assert [three.holders(stream) for stream in three.streams] == [["ap"], ["eu"], ["us"]]
 
 
-def test_a_dead_ones_is_taken_over_within_the_lease_and_given_back(three: LeaseWorld) -> None:
+def test_a_dead_nodes_stream_is_taken_over_within_the_lease_and_given_back(three: LeaseWorld) -> None:
     us = three.streams[2]
     three.nodes["us"].crash()
     three.run_ms(TIMES.duration + 2 * TIMES.step + 300)
@@ -191,14 +191,14 @@ def test_a_dead_ones_is_taken_over_within_the_lease_and_given_back(three: LeaseW
     assert three.holders(us) == ["us"]
 
 
-def test_an_isolated_home_stops(three: LeaseWorld) -> None:
+def test_an_isolated_preferred_holder_stops(three: LeaseWorld) -> None:
     us = three.streams[2]
     three.cuts |= {frozenset(("us", "ap")), frozenset(("us", "eu"))}
     three.run_ms(TIMES.duration + 50)
     assert "us" not in three.holders(us)
 
 
-def test_one_that_was_paused_does_not_go_on(three: LeaseWorld) -> None:
+def test_a_holder_that_was_paused_does_not_go_on(three: LeaseWorld) -> None:
     us = three.streams[2]
     three.nodes["us"].paused = True
     three.run_ms(TIMES.duration + 2 * TIMES.step + 300)
@@ -206,7 +206,7 @@ def test_one_that_was_paused_does_not_go_on(three: LeaseWorld) -> None:
     assert not three.nodes["us"].holds(us)
 
 
-def test_what_nobody_wants_at_home_is_given_away_at_once(three: LeaseWorld) -> None:
+def test_a_stream_that_its_preferred_holder_does_not_want_is_given_away_at_once(three: LeaseWorld) -> None:
     us = three.streams[2]
     three.nodes["us"].unwant(us)
     three.run_ms(TIMES.linger + 50)
@@ -215,7 +215,7 @@ def test_what_nobody_wants_at_home_is_given_away_at_once(three: LeaseWorld) -> N
     assert three.holders(us) == ["ap"]
 
 
-def test_of_two_only_the_home_goes_on_alone_and_another_home_must_be_named() -> None:
+def test_of_two_only_the_preferred_holder_goes_on_alone_until_another_is_named() -> None:
     world = LeaseWorld(["eu", "us"], 3, delay_ms=20)
     us = world.streams[1]
     for node in world.nodes.values():
@@ -224,7 +224,7 @@ def test_of_two_only_the_home_goes_on_alone_and_another_home_must_be_named() -> 
     assert world.holders(us) == ["us"]
     world.nodes["eu"].crash()
     world.run_ms(3 * TIMES.duration)
-    assert world.holders(us) == ["us"], "it needs nobody"
+    assert world.holders(us) == ["us"], "it needs no other"
     world.nodes["eu"].start()
     world.nodes["us"].crash()
     world.run_ms(3 * TIMES.duration)
@@ -232,10 +232,10 @@ def test_of_two_only_the_home_goes_on_alone_and_another_home_must_be_named() -> 
     world.nodes["eu"].preferred[us] = "eu"
     world.nodes["eu"].want(us)
     world.run_ms(TIMES.step)
-    assert world.holders(us) == ["eu"], "until somebody says so"
+    assert world.holders(us) == ["eu"], "until an administrator says so"
 
 
-def test_a_voter_that_comes_back_counts_its_votes_for_their_whole_length(three: LeaseWorld) -> None:
+def test_a_returning_voter_honours_its_votes_for_their_whole_length(three: LeaseWorld) -> None:
     us, ap = three.streams[2], three.nodes["ap"]
     three.cuts.add(frozenset(("us", "ap")))
     three.run_ms(TIMES.duration - 1000)
@@ -250,7 +250,7 @@ def test_a_voter_that_comes_back_counts_its_votes_for_their_whole_length(three: 
     assert (item.granted, item.holder, item.left_ms) == (False, "us#1", TIMES.duration)
 
 
-def test_voters_that_do_not_agree_who_votes_let_nobody_have_it(three: LeaseWorld) -> None:
+def test_voters_that_disagree_on_who_votes_grant_it_to_nobody(three: LeaseWorld) -> None:
     us = three.nodes["us"]
     claim = us.leases.want(three.streams[2], VoterSets.of("ap", "eu", "sa", "us"), "us", us.now_ms())
     three.run_ms(2 * TIMES.duration)
@@ -261,7 +261,7 @@ def test_voters_that_do_not_agree_who_votes_let_nobody_have_it(three: LeaseWorld
 def test_the_holder_counts_from_before_it_asked(three: LeaseWorld) -> None:
     us, stream = three.nodes["us"], three.streams[2]
     claim = us.leases.claims[stream]
-    us.leases.tick(us.now_ms() + TIMES.beat)  # a renewal, whose answers take their time
+    us.leases.tick(us.now_ms() + TIMES.beat)  # a renewal with slow answers
     begun, before = us.now_ms() + TIMES.beat, claim.until_ms
     number = max(us.leases._questions._asked_ms)
     for voter in claim.voters:
@@ -303,22 +303,22 @@ def test_a_vote_is_durable_before_it_is_given() -> None:
     voter.asked(LeaseAsk(3, "eu#1", 1000, (AskItem(stream, 2, THREE.mark, "us"),)), answers.append, 10)
     refused = answers.pop()
     assert isinstance(refused, LeaseAnswer)
-    assert [item.reason for item in refused.items] == [HELD], "what is being written binds already"
+    assert [item.reason for item in refused.items] == [HELD], "a vote being written binds already"
     renewal = LeaseAsk(8, "us#1", 1000, (AskItem(stream, 1, THREE.mark, "us"),))
     voter.asked(renewal, answers.append, 20)
-    assert len(slow.written) == 2, "it is not on the disk yet"
+    assert len(slow.written) == 2, "the vote is not on disk yet"
     (streams, durable), (_, durable_again) = slow.written
     durable(streams)
     assert answers == [LeaseAnswer(7, (AnswerItem(stream, 1, True),))]
     durable_again(streams)
     answers.clear()
     voter.asked(replace(renewal, number=9), answers.append, 30)
-    assert (answers, len(slow.written)) == ([], 2), "it is, and a later broker could have begun"
+    assert (answers, len(slow.written)) == ([], 2), "it is, and a later broker could have started"
     slow.confirming.pop()()
     assert answers == [LeaseAnswer(9, (AnswerItem(stream, 1, True),))]
     slow.has_it = False
     voter.asked(replace(renewal, number=10), answers.append, 40)
-    assert len(slow.written) == 3, "the topic was made anew"
+    assert len(slow.written) == 3, "the topic was recreated"
 
 
 def test_an_answer_to_an_earlier_attempt_does_not_count(three: LeaseWorld) -> None:

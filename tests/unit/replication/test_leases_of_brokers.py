@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases between regions of several brokers (R26): a region's promises survive the owners of its topics."""
+"""Leases between regions with several brokers (R26): a region's promises survive its topics' owners."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = st.lists(STEP, min_size=1, max_size=16)
 
 
 def story(shape: dict[str, int], seed: int, delay_ms: int, disk_ms: int, steps: Steps) -> None:
-    """What happens is checked whenever somebody wins or renews. At the end the preferred holder has its stream."""
+    """Every win and renewal is checked. At the end the preferred holder has its stream."""
     world = LeaseBrokersWorld(shape, seed, delay_ms=delay_ms, disk_ms=disk_ms)
     stream = world.streams[0]
     regions = list(shape)
@@ -62,7 +62,7 @@ def test_one_holder_at_a_time_whoever_owns_the_topic(
 
 
 def moved_owners(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
-    """The stories that show a planted bug: moves, suspensions and deaths of owners."""
+    """Stories that expose a planted bug: moves, suspensions and deaths of owners."""
     if plant == "a vote is forgotten at a move":
         monkeypatch.setattr(BrokerNode, "find", lambda _: None)
     elif plant == "a voter that comes back goes by what it knew":
@@ -96,7 +96,7 @@ def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: str) -> 
         moved_owners(monkeypatch, plant)
 
 
-def test_a_planned_move_costs_a_moment_only() -> None:
+def test_a_planned_move_costs_only_a_moment() -> None:
     world = LeaseBrokersWorld({"ap": 2, "eu": 2, "us": 2}, 1, delay_ms=20, disk_ms=5)
     streams = world.streams
     for home in world.homes.values():

@@ -23,14 +23,14 @@ NOWHERE = Reached(EARLIEST, EARLIEST)
 
 
 class Pulsar:
-    """The region: what it was sent, over one replicator after the other."""
+    """The region: what it was sent by successive replicators."""
 
     def __init__(self, log: LocalLog) -> None:
         self.log = log
         self.got: list[Position] = []
-        """Source positions, of markers too."""
+        """Source positions, those of markers included."""
         self.began = EARLIEST
-        """The end of the log when the replicator was made."""
+        """The end of the log when the replicator was created."""
         self.carries = False
         self.unconfirmed: list[Send] = []
 
@@ -40,7 +40,7 @@ class Pulsar:
         return self.connect_again(reached, largest=largest)
 
     def connect_again(self, reached: Reached, *, largest: int = 0) -> PulsarReplicator:
-        """The same replicator, with another producer."""
+        """The same replicator with another producer."""
         self.core.disconnected(None, 0)
         self.core.starting("")
         self.unconfirmed.clear()
@@ -71,7 +71,7 @@ kinds = st.sampled_from(["own", "foreign", "marker", "kept", "roll"])
 
 @settings(max_examples=200, deadline=None)
 @given(steps=st.lists(st.tuples(kinds, st.integers(0, 3), st.booleans()), max_size=40))
-def test_a_restart_loses_nothing_and_repeats_only_what_was_not_on_record(
+def test_a_restart_loses_nothing_and_repeats_only_what_was_not_recorded(
     steps: list[tuple[str, int, bool]],
 ) -> None:
     log = LocalLog()
@@ -92,13 +92,13 @@ def test_a_restart_loses_nothing_and_repeats_only_what_was_not_on_record(
         reached = remote.core.reached
         assert reached.chain <= reached.scanned
         confirmed_all = [place for place in log.wanted if place <= reached.scanned]
-        assert set(confirmed_all) <= set(remote.got), "nothing counts as served that was not sent"
+        assert set(confirmed_all) <= set(remote.got), "nothing unsent counts as served"
         on_record = reached
         if restarts:
             before = len(remote.got)
             remote.connect(on_record)
             remote.pump()
-            assert all(place > on_record.scanned for place in remote.got[before:]), "what is on record is not repeated"
+            assert all(place > on_record.scanned for place in remote.got[before:]), "what is recorded is not repeated"
     remote.pump()
     assert remote.core.hold is None
     assert set(remote.got) == set(log.wanted)
@@ -106,7 +106,7 @@ def test_a_restart_loses_nothing_and_repeats_only_what_was_not_on_record(
     assert remote.core.reached.scanned == (log.end if log.stored else EARLIEST)
 
 
-def test_what_came_from_pulsar_is_not_sent_on() -> None:
+def test_messages_from_pulsar_are_not_sent_on() -> None:
     log = LocalLog()
     place = log.append()
     extras = entries.pack_extras((LOCAL, REMOTE), None, (THIRD, Position(3, 4)))
@@ -130,12 +130,12 @@ def test_receipts_that_name_the_source() -> None:
     remote.pump()
     assert core.receipt_by_source(first)
     assert core.reached == (first, first)
-    assert not core.receipt_by_source(Position(9, 9)), "one that fits nothing ends the connection"
+    assert not core.receipt_by_source(Position(9, 9)), "a receipt that matches nothing ends the connection"
     assert core.receipt_by_source(second)
-    assert not core.receipt_by_source(second), "none is expected any more"
+    assert not core.receipt_by_source(second), "no receipt is expected any more"
 
 
-def test_a_message_that_is_too_large_stops_it_before_that_message() -> None:
+def test_a_message_that_is_too_large_stops_the_replicator_before_it() -> None:
     log = LocalLog()
     log.append()
     large = log.append(size=30_000)
@@ -144,7 +144,7 @@ def test_a_message_that_is_too_large_stops_it_before_that_message() -> None:
     core = remote.connect(NOWHERE, largest=1000)
     want = core.next_read()
     assert want is not None
-    assert core.read(log.entries(want.after, 10, 1 << 20), log.own), "what is before it is sent"
+    assert core.read(log.entries(want.after, 10, 1 << 20), log.own), "earlier messages are sent"
     want = core.next_read()
     assert want is not None
     assert core.read(log.entries(want.after, 10, 1 << 20), log.own) == []
@@ -152,7 +152,7 @@ def test_a_message_that_is_too_large_stops_it_before_that_message() -> None:
     assert str(large) in str(core.last_error)
 
 
-def test_a_source_position_that_a_message_has_already_is_replaced() -> None:
+def test_an_existing_source_position_of_a_message_is_replaced() -> None:
     message = pb.MessageMetadata(producer_name="p", sequence_id=4, publish_time=1)
     message.properties.add(key=metadata.SOURCE_POSITION_PROPERTY, value="1:0")
     message.properties.add(key="colour", value="red")
@@ -168,7 +168,7 @@ def test_a_source_position_that_a_message_has_already_is_replaced() -> None:
 
 
 def marker_of(marker: markers.Marker, only_to: str | None = None) -> dict[str, Any]:
-    """What ``LocalLog.append`` needs."""
+    """A marker in the form that ``LocalLog.append`` needs."""
     to = None if only_to is None else (only_to,)
     return {"flags": entries.MARKER, "body": markers.marker_body(marker, 1, only_to), "replicate_to": to}
 
@@ -200,9 +200,9 @@ def test_markers_are_carried_as_pulsar_carries_its_own() -> None:
     assert [send.marker for send in sends] == [False, True, True]
     said = metadata.parse(sends[1].body)
     assert (said.marker_type, said.replicated_from, said.producer_name) == (10, LOCAL, "pulsar.marker")
-    assert not core.receipt_of_marker(sends[1].sequence_id), "the first is no marker"
+    assert not core.receipt_of_marker(sends[1].sequence_id), "the first is not a marker"
     assert core.receipt_by_source(first)
-    assert not core.receipt_by_source(first), "a marker is not named by what is before it"
+    assert not core.receipt_by_source(first), "earlier entries do not name a marker"
     assert core.receipt_of_marker(sends[1].sequence_id) and core.receipt_of_marker(sends[2].sequence_id)
     assert core.reached == (log.end, first)
 
@@ -216,8 +216,8 @@ def test_markers_are_carried_as_pulsar_carries_its_own() -> None:
         max_size=40,
     )
 )
-def test_an_answer_is_sent_once_at_most_and_after_all_that_was_before_it(steps: list[tuple[str, int, str]]) -> None:
-    """Else the remote would take what it does not have, or an answer to another question, for granted."""
+def test_an_answer_is_sent_at_most_once_and_after_everything_before_it(steps: list[tuple[str, int, str]]) -> None:
+    """Else the remote would rely on messages it does not have, or on an answer to another request."""
     log = LocalLog()
     remote = carrying(log)
     remote.connect(NOWHERE)
@@ -237,9 +237,9 @@ def test_an_answer_is_sent_once_at_most_and_after_all_that_was_before_it(steps: 
         remote.pump()
         for place in remote.got[sent:]:
             if place in answers:
-                assert stored.count(place) == 0, "it was sent before"
+                assert stored.count(place) == 0, "it was already sent"
                 reached = remote.core.reached.scanned
-                assert all(own <= reached for own in log.wanted if own < place), "what is before it is not confirmed"
+                assert all(own <= reached for own in log.wanted if own < place), "earlier messages are not confirmed"
             stored.append(place)
         sent = len(remote.got)
         if then == "c":
@@ -254,4 +254,4 @@ def test_an_answer_is_sent_once_at_most_and_after_all_that_was_before_it(steps: 
     assert set(log.wanted) <= set(remote.got)
     assert remote.core.reached.scanned == log.end
     if all(then == "-" for *_, then in steps):
-        assert answers <= set(remote.got), "while nothing breaks each is sent"
+        assert answers <= set(remote.got), "as long as nothing breaks, each is sent"

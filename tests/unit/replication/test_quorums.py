@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who votes on a share while that is being changed (R26): what regions know joins, and lists go only when they may."""
+"""Who votes on a share while that changes (R26): regions' knowledge merges, and configurations end only when safe."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KNOWN = st.builds(said, st.lists(st.tuples(STAMP, NAMES), max_size=4), st.sample
 
 @settings(max_examples=500)
 @given(KNOWN, KNOWN, KNOWN)
-def test_what_is_known_joins_in_any_order(one: VoterSets, two: VoterSets, three: VoterSets) -> None:
+def test_knowledge_merges_in_any_order(one: VoterSets, two: VoterSets, three: VoterSets) -> None:
     assert one.joined(one) == one
     assert one.joined(two) == two.joined(one)
     assert one.joined(two).joined(three) == one.joined(two.joined(three))
@@ -43,7 +43,9 @@ def test_what_is_known_joins_in_any_order(one: VoterSets, two: VoterSets, three:
 
 @settings(max_examples=500)
 @given(KNOWN, NAMES, STAMP)
-def test_another_list_counts_besides_those_that_do(known: VoterSets, voters: tuple[str, ...], stamp: Stamp) -> None:
+def test_another_configuration_counts_besides_the_current_ones(
+    known: VoterSets, voters: tuple[str, ...], stamp: Stamp
+) -> None:
     more = known.also(voters, stamp)
     assert more.knows(known)
     if stamp > known.committed and len(known.lists) < LISTS_MAX:
@@ -53,7 +55,7 @@ def test_another_list_counts_besides_those_that_do(known: VoterSets, voters: tup
 
 @settings(max_examples=500)
 @given(KNOWN, NAMES, st.sets(st.sampled_from(["ap", "eu", "sa", "us"])))
-def test_a_list_goes_only_when_nobody_can_have_enough_of_it_unheard(
+def test_a_configuration_ends_only_when_no_quorum_of_it_is_uninformed(
     known: VoterSets, wanted: tuple[str, ...], heard: set[str]
 ) -> None:
     preferred = {voters: set(voters) for _, voters in known.lists}
@@ -64,22 +66,22 @@ def test_a_list_goes_only_when_nobody_can_have_enough_of_it_unheard(
             continue
         unheard = [voter for voter in voters if voter not in heard]
         for some in combinations(voters, known.enough(voters)):
-            assert not set(some) <= set(unheard), "these have not heard of the others, and are enough"
+            assert not set(some) <= set(unheard), "these do not know of the others, and form a quorum"
         if len(voters) == 2:
             assert not unheard, "each of two is the preferred holder of a share"
     last = max(stamp for stamp, _ in known.lists)
     committed = known.commit(wanted, Stamp(last.time_ms + 1, 0, "us"))
     if not committed.is_committed:
         assert {voters for _, voters in committed.lists} == {voters for _, voters in known.lists}, (
-            "first it is said again"
+            "first it is announced again"
         )
         committed = committed.commit(wanted, Stamp(last.time_ms + 2, 0, "us"))
     assert committed.is_committed
     assert committed.voters == wanted
-    assert known.joined(committed) == committed, "whoever knew as much follows"
+    assert known.joined(committed) == committed, "nodes that knew as much follow"
 
 
-def test_the_first_list_counts_when_all_on_it_know_it() -> None:
+def test_the_first_configuration_counts_once_all_its_voters_know_it() -> None:
     first = VoterSets().also(("eu", "us"), Stamp(7, 0, "us"))
     assert not first.is_committed
     assert first.enough(("eu", "us")) == 2
@@ -89,22 +91,22 @@ def test_the_first_list_counts_when_all_on_it_know_it() -> None:
     assert committed == VoterSets(first.lists, BEGUN)
 
 
-def test_of_two_the_homes_must_have_heard() -> None:
+def test_of_two_voters_the_preferred_holders_must_know() -> None:
     both = VoterSets.of("eu", "us").also(("ap", "eu", "us"), Stamp(7, 0, "eu"))
     three, pair = ("ap", "eu", "us"), ("eu", "us")
     assert not both.may_commit(three, {"ap", "eu"}, {pair: {"eu", "us"}})
-    assert both.may_commit(three, {"ap", "eu"}, {pair: {"eu"}}), "a person said that eu holds everything"
+    assert both.may_commit(three, {"ap", "eu"}, {pair: {"eu"}}), "an administrator said that eu holds everything"
     assert both.commit(three, Stamp(8, 0, "eu")).voters == three
 
 
-def test_no_more_lists_than_are_bounded() -> None:
+def test_the_number_of_configurations_is_bounded() -> None:
     known = VoterSets.of("us")
     for number in range(20):
         known = known.also(("us", f"r{number}"), Stamp(number + 1, 0, "us"))
     assert len(known.lists) == LISTS_MAX
 
 
-def test_small_things() -> None:
+def test_small_cases() -> None:
     assert [majority(("a",) * size) for size in (1, 2, 3, 4, 5)] == [1, 2, 2, 3, 3]
     assert preferred_among(("eu", "us"), "us") == "us"
     assert preferred_among(("eu", "us"), "ap") == "eu"
@@ -113,8 +115,8 @@ def test_small_things() -> None:
             from_json(wrong)
 
 
-def test_a_voter_is_named_once() -> None:
-    """Named twice it would count twice towards a majority."""
+def test_a_voter_is_listed_once() -> None:
+    """Listed twice it would count twice towards a majority."""
     twice = {"lists": [["1.0@us", "us", "eu", "us"]], "settled": ""}
     assert from_json(twice).voters == ("eu", "us")
     assert VoterSets.of("us", "eu", "us").lists == VoterSets.of("eu", "us").lists

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the replicator's core decides, situation by situation."""
+"""What the replicator's core decides, case by case."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ numbers = st.integers(0, (1 << 32) - 1)
     schema_version=st.sampled_from([None, NEW]),
     front=st.binary(max_size=20),
 )
-def test_a_send_written_by_hand_is_what_the_wire_room_would_write(
+def test_a_hand_written_send_equals_the_wire_rooms(
     position: Position,
     prev: Position,
     sent_prev: Position,
@@ -102,11 +102,11 @@ def test_the_window_bounds_entries_and_bytes() -> None:
     one.log.append(size=500)
     one.connect()
     one.pump()
-    assert len(one.sends) == 1, "one entry is let through, however large"
+    assert len(one.sends) == 1, "one entry is always sent, however large"
     assert one.core.next_read() is None
 
 
-def test_it_goes_on_after_the_last_entry_the_remote_has() -> None:
+def test_it_continues_after_the_remotes_last_entry() -> None:
     one = wire()
     for _ in range(5):
         one.log.append()
@@ -127,7 +127,7 @@ def test_a_log_of_other_regions_entries_is_not_read_again() -> None:
     assert not one.pump()
 
 
-def test_what_was_passed_over_is_not_read_again_after_a_reconnect() -> None:
+def test_skipped_entries_are_not_read_again_after_a_reconnect() -> None:
     one = wire()
     one.log.append()
     for _ in range(5):
@@ -142,7 +142,7 @@ def test_what_was_passed_over_is_not_read_again_after_a_reconnect() -> None:
     assert want.after == Position(7, 5)
 
 
-def test_remote_ahead_of_the_whole_log_means_we_were_rolled_back() -> None:
+def test_a_remote_ahead_of_the_whole_log_means_we_were_rolled_back() -> None:
     one = wire()
     one.log.append()
     one.remote.stored = [Position(7, 9)]
@@ -151,7 +151,7 @@ def test_remote_ahead_of_the_whole_log_means_we_were_rolled_back() -> None:
     assert "7:9" in str(one.core.last_error)
 
 
-def test_a_roll_back_shows_by_the_chain_when_new_entries_have_higher_positions() -> None:
+def test_the_chain_shows_a_rollback_even_if_new_entries_have_higher_positions() -> None:
     one = wire()
     one.log.append()
     one.remote.stored = [Position(7, 9)]
@@ -164,7 +164,7 @@ def test_a_roll_back_shows_by_the_chain_when_new_entries_have_higher_positions()
     assert one.core.state is State.DISCONNECTING
 
 
-def test_what_we_published_over_is_fetched_back_and_then_we_go_on() -> None:
+def test_entries_lost_in_a_rollback_are_fetched_back_before_we_go_on() -> None:
     asked: list[tuple[str, Position, Position]] = []
 
     def came_back(remote: str, after: Position, before: Position) -> bool:
@@ -187,7 +187,7 @@ def test_what_we_published_over_is_fetched_back_and_then_we_go_on() -> None:
     assert one.remote.stored == [Position(7, 9), Position(9, 0)]
 
 
-def test_a_gap_shows_even_when_nothing_is_stored_any_more() -> None:
+def test_a_gap_is_shown_even_if_nothing_is_stored_any_more() -> None:
     one = wire()
     for _ in range(4):
         one.log.append()
@@ -199,7 +199,7 @@ def test_a_gap_shows_even_when_nothing_is_stored_any_more() -> None:
     one.disconnect()
     assert one.core.status(0, one.now).hold is StopReason.GAP
 
-    one.remote.stored = list(one.log.wanted)  # another region brought the rest (R6)
+    one.remote.stored = list(one.log.wanted)  # another region delivered the rest (R6)
     one.connect()
     one.pump()
     assert hold(one) is None
@@ -216,7 +216,7 @@ def test_another_incarnation_waits() -> None:
     assert one.core.connected(1, RemotePlace(EARLIEST, "170-us-west"), EARLIEST, EARLIEST, 7)
 
 
-def test_a_refused_entry_is_sent_again_from_where_the_remote_is_and_twice_refused_shows() -> None:
+def test_a_refused_entry_is_resent_from_the_remotes_position_and_shown_if_refused_twice() -> None:
     one = wire()
     one.log.append()
     one.connect()
@@ -235,7 +235,7 @@ def test_a_refused_entry_is_sent_again_from_where_the_remote_is_and_twice_refuse
     assert one.remote.stored == one.log.wanted
 
 
-def test_a_receipt_out_of_order_is_not_believed() -> None:
+def test_a_receipt_out_of_order_is_rejected() -> None:
     one = wire()
     one.log.append()
     one.log.append()
@@ -246,7 +246,7 @@ def test_a_receipt_out_of_order_is_not_believed() -> None:
     assert "confirmed send 1, expected 0" in str(one.core.last_error)
 
 
-def test_schema_versions_are_rewritten_when_the_remote_numbers_them_otherwise() -> None:
+def test_schema_versions_are_rewritten_if_the_remote_numbers_them_differently() -> None:
     one = wire()
     one.log.append()
     one.log.append(schema_version=OLD)
@@ -264,7 +264,7 @@ def test_schema_versions_are_rewritten_when_the_remote_numbers_them_otherwise() 
     assert one.remote.stored == one.log.wanted
 
 
-def test_a_schema_the_remote_refuses_stops_everything_behind_it() -> None:
+def test_a_schema_the_remote_refuses_stops_everything_after_it() -> None:
     one = wire()
     one.log.append(schema_version=OLD)
     one.log.append()
@@ -276,14 +276,14 @@ def test_a_schema_the_remote_refuses_stops_everything_behind_it() -> None:
     assert not one.pump()
 
 
-def test_bytes_that_only_look_like_a_schema_version_are_none() -> None:
+def test_bytes_that_only_look_like_a_schema_version_are_ignored() -> None:
     body = metadata.build_body(body_of(1)[10:25], b"payload with \x82\x01\x08 in it")
     assert schema_version_of(b"hdr" + body, 3) is None
     body = body_of(1, schema_version=OLD)
     assert schema_version_of(b"hdr" + body, 3) == OLD
 
 
-def test_status_tells_how_long_the_oldest_entry_waits() -> None:
+def test_the_status_says_how_long_the_oldest_entry_has_waited() -> None:
     one = wire()
     one.log.append()
     assert one.core.status(0, 1000).delay_ms == 0
@@ -310,7 +310,7 @@ def test_joining_with_older_entries_gone_is_shown() -> None:
     assert one.core.status(0, 0).joined_at == Position(7, 2)
 
 
-def test_terminated_is_the_end() -> None:
+def test_termination_ends_replication() -> None:
     one = wire()
     one.log.append()
     one.core.terminated()
@@ -321,7 +321,7 @@ def test_terminated_is_the_end() -> None:
 
 
 @pytest.mark.parametrize("flags", [entries.MARKER, entries.FOREIGN, entries.NO_ORIGIN])
-def test_what_is_not_ours_is_passed_over(flags: int) -> None:
+def test_entries_that_are_not_ours_are_skipped(flags: int) -> None:
     one = wire()
     one.log.append(flags)
     one.log.append()
@@ -339,7 +339,7 @@ def skip(one: Wire, count: int, *, after: Position = EARLIEST) -> Skipped:
 
 
 def cut_off() -> tuple[Wire, list[Position], list[Position]]:
-    """The link broke after three entries that the remote has, and four were stored since."""
+    """The link broke after the remote got three entries, and four were stored since."""
     one = wire()
     first = [one.log.append() for _ in range(3)]
     one.connect()
@@ -348,7 +348,7 @@ def cut_off() -> tuple[Wire, list[Position], list[Position]]:
     return one, first, [one.log.append() for _ in range(4)]
 
 
-def test_what_is_skipped_is_not_sent_and_the_chain_goes_on_behind_it() -> None:
+def test_skipped_entries_are_not_sent_and_the_chain_continues_after_them() -> None:
     one, first, away = cut_off()
     skip(one, 7)
     assert one.core.confirmed == one.core.trimmable == away[-1]
@@ -358,7 +358,7 @@ def test_what_is_skipped_is_not_sent_and_the_chain_goes_on_behind_it() -> None:
     one.connect()
     assert one.pump()
     sent = one.sends[0].origin
-    assert (sent.prev_ledger, sent.prev_entry) == away[-1], "nothing is claimed of what was skipped (R3)"
+    assert (sent.prev_ledger, sent.prev_entry) == away[-1], "nothing is claimed about skipped entries (R3)"
     assert (sent.sent_prev_ledger, sent.sent_prev_entry) == first[-1], "the remote refuses anything else (R4)"
     one.deliver(2)
     one.confirm(2)
@@ -366,13 +366,13 @@ def test_what_is_skipped_is_not_sent_and_the_chain_goes_on_behind_it() -> None:
     assert hold(one) is None
 
 
-def test_what_was_skipped_stays_so_after_a_restart_of_the_sender() -> None:
+def test_skipped_entries_stay_skipped_after_a_restart_of_the_sender() -> None:
     one, first, away = cut_off()
     skipped = skip(one, 7)
     one.log.append(replicate_to=(THIRD,))
     one.core = wire().core
     one.core.skip(skipped)
-    assert one.core.confirmed == one.core.trimmable == away[-1], "nothing waits for the remote to come back"
+    assert one.core.confirmed == one.core.trimmable == away[-1], "nothing waits for the remote's return"
     one.log.trim(one.core.trimmable)
     last = one.log.append()
     one.connect()
@@ -390,14 +390,14 @@ def test_a_part_of_the_backlog_is_skipped() -> None:
     assert one.core.joined_at == stored[2]
 
 
-def test_a_skip_while_entries_are_under_way_goes_on_behind_them() -> None:
+def test_a_skip_with_entries_in_flight_continues_after_them() -> None:
     one = wire()
     stored = [one.log.append() for _ in range(6)]
     one.connect()
     one.pump()
     one.deliver(2)
     one.confirm(2)
-    one.deliver(1)  # stored there, and its receipt is not here yet
+    one.deliver(1)  # stored there, but its receipt has not arrived
     skip(one, 5)
     assert one.core.state is State.DISCONNECTING
     assert one.core.next_read() is None
@@ -407,7 +407,7 @@ def test_a_skip_while_entries_are_under_way_goes_on_behind_them() -> None:
     assert one.remote.stored == [*stored[:3], stored[5]]
 
 
-def test_a_remote_that_has_nothing_begins_behind_what_was_skipped_in_two_steps() -> None:
+def test_an_empty_remote_begins_after_what_was_skipped_in_two_steps() -> None:
     one = wire()
     one.log.append()
     skip(one, 1)
@@ -422,7 +422,7 @@ def test_a_remote_that_has_nothing_begins_behind_what_was_skipped_in_two_steps()
     assert one.remote.stored == stored[1:]
 
 
-def test_a_skip_passes_over_a_gap() -> None:
+def test_a_skip_passes_a_gap() -> None:
     one = wire()
     stored = [one.log.append() for _ in range(4)]
     one.connect()
@@ -443,7 +443,7 @@ def test_a_skip_passes_over_a_gap() -> None:
     assert hold(one) is None
 
 
-def test_a_remote_that_lost_what_it_had_is_sent_what_is_still_stored() -> None:
+def test_a_remote_that_lost_its_entries_is_sent_what_is_still_stored() -> None:
     one = wire()
     for _ in range(3):
         one.log.append()
@@ -458,7 +458,7 @@ def test_a_remote_that_lost_what_it_had_is_sent_what_is_still_stored() -> None:
     assert one.remote.stored == one.log.wanted
 
 
-def test_skips_add_up_until_the_remote_has_gone_beyond_them() -> None:
+def test_skips_add_up_until_the_remote_is_past_them() -> None:
     one, two, three, four = (Position(7, number) for number in range(4))
     skipped = extended(None, None, one, one)
     assert skipped == Skipped(EARLIEST, one, one)
@@ -468,8 +468,8 @@ def test_skips_add_up_until_the_remote_has_gone_beyond_them() -> None:
     assert extended(Skipped(one, four, four), three, two, two) == Skipped(one, four, four), "an earlier request, late"
 
 
-def test_a_skipped_stretch_stays_on_record_once_the_region_went_on_behind_it() -> None:
-    """And one that grew stays one; what the region lacks is told from it."""
+def test_a_skipped_range_stays_recorded_once_the_region_went_on_after_it() -> None:
+    """A range that grew stays one range; it tells what the region lacks."""
     places = [Position(1, entry) for entry in range(10)]
     first = extended(None, places[0], places[2], places[2])
     grown = extended(first, places[0], places[4], places[4])
@@ -481,7 +481,7 @@ def test_a_skipped_stretch_stays_on_record_once_the_region_went_on_behind_it() -
     assert kept_before(many, grown, later) == [*many[1 - KEPT :], (grown.after, grown.own)]
 
 
-def test_entries_that_were_read_before_are_not_taken_for_new_ones() -> None:
+def test_entries_read_before_are_not_taken_for_new_ones() -> None:
     one = wire()
     one.log.append()
     one.connect()
@@ -496,7 +496,7 @@ def wire_with_markers() -> Wire:
     return Wire(Replicator("topic", LOCAL, REMOTE, "", last_marker=marks), log, RemoteTopic())
 
 
-def test_markers_travel_in_their_places_and_are_no_links() -> None:
+def test_markers_are_sent_in_place_and_are_not_links_of_the_chain() -> None:
     one = wire_with_markers()
     first = one.log.append()
     marks = [one.log.append(entries.MARKER), one.log.append(entries.MARKER, replicate_to=(REMOTE,))]
@@ -511,7 +511,7 @@ def test_markers_travel_in_their_places_and_are_no_links() -> None:
     assert one.remote.refused == []
 
 
-def test_a_marker_that_was_not_confirmed_is_sent_again_when_the_remote_is_back() -> None:
+def test_an_unconfirmed_marker_is_sent_again_when_the_remote_returns() -> None:
     one = wire_with_markers()
     one.log.append()
     one.connect()
@@ -525,7 +525,7 @@ def test_a_marker_that_was_not_confirmed_is_sent_again_when_the_remote_is_back()
     assert [at for at, _ in one.remote.markers] == [mark]
 
 
-def test_after_a_restart_of_the_sender_markers_of_before_are_not_sent() -> None:
+def test_after_a_restart_of_the_sender_earlier_markers_are_not_sent() -> None:
     one = wire_with_markers()
     one.log.append()
     one.connect()
@@ -537,8 +537,8 @@ def test_after_a_restart_of_the_sender_markers_of_before_are_not_sent() -> None:
     assert one.remote.markers == []
 
 
-def test_a_marker_proves_nothing_of_entries_that_were_withheld_before_it() -> None:
-    """They have to stay: after a restart they alone show that no entry is missing."""
+def test_a_marker_proves_nothing_about_entries_withheld_before_it() -> None:
+    """Those entries have to stay: after a restart only they show that no entry is missing."""
     one = wire_with_markers()
     first = one.log.append()
     one.log.append(replicate_to=(THIRD,))

@@ -69,14 +69,14 @@ def step(wire: Wire, what: str, number: int) -> None:
 
 
 @given(st.lists(st.tuples(STEPS, st.integers(1, 5)), min_size=20, max_size=60))
-def test_no_loss_no_repeat_and_the_order_is_kept(steps: list[tuple[str, int]]) -> None:
+def test_nothing_is_lost_or_repeated_and_the_order_is_kept(steps: list[tuple[str, int]]) -> None:
     wire = Wire(core(), LocalLog(), RemoteTopic())
     for what, number in steps:
         step(wire, what, number)
         assert wire.remote.stored == wire.log.wanted[: len(wire.remote.stored)]
         durable = wire.remote.stored[: wire.remote.durable]
         promised = [position for position in wire.log.wanted if position <= wire.core.confirmed]
-        assert promised == durable[: len(promised)], "confirmed says more than the remote keeps"
+        assert promised == durable[: len(promised)], "more is confirmed than the remote keeps"
         assert wire.core.hold is None
     wire.finish()
     assert wire.remote.stored == wire.log.wanted
@@ -119,7 +119,7 @@ def test_entries_trimmed_too_early_are_reported_and_nothing_is_sent_past_them(
         assert wire.core.hold is not None and wire.core.hold.value == "gap"
         assert wire.remote.stored == had, "something was sent past a gap"
         assert str(had[-1]) in str(wire.core.last_error)
-    if not had:  # the remote joins with what there is, and status says where it begins
+    if not had:  # the remote joins with what is stored, and the status says where it begins
         assert wire.remote.stored == [position for position in wire.log.wanted if position in kept]
         assert wire.core.hold is None
         if missing and wire.remote.stored:

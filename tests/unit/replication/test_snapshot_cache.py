@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of snapshots: bounded, and so thinned that the snapshot found is never far behind (PIP-33)."""
+"""The snapshot cache: bounded, and thinned so that the snapshot found is never far behind (PIP-33)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def snapshot(at: int) -> Snapshot:
 
 
 def place(at: int) -> Position:
-    """Of the entry that so many are stored before: each ledger has ten."""
+    """The position of the entry with that many entries before it: each ledger has ten."""
     return Position(*divmod(at, 10))
 
 
@@ -54,8 +54,8 @@ def test_no_gap_is_wider_than_twice_the_average(most: int, distances: list[int])
     st.integers(LEAST, 6),
     st.lists(st.tuples(st.sampled_from(["add", "add", "add", "again", "take"]), st.integers(0, 60)), max_size=60),
 )
-def test_what_is_taken_is_the_newest_that_is_kept(most: int, steps: list[tuple[str, int]]) -> None:
-    """In whatever order snapshots are added, and repeated."""
+def test_the_newest_kept_snapshot_is_taken(most: int, steps: list[tuple[str, int]]) -> None:
+    """In whatever order snapshots are added or repeated."""
     cache = SnapshotCache(most)
     for step, at in steps:
         before = [kept for _, kept in cache.kept()]
@@ -70,7 +70,7 @@ def test_what_is_taken_is_the_newest_that_is_kept(most: int, steps: list[tuple[s
             kept = [one for _, one in cache.kept()]
             assert len(cache) == len(kept) == min(len(added), most)
             assert set(kept) <= set(added) and kept == sorted(kept)
-            if len(added) > most:  # the one that went left the smallest gap
+            if len(added) > most:  # the removed one left the smallest gap
                 (gone,) = set(added) - set(kept)
                 gaps = {added[n]: added[n + 1] - added[n - 1] for n in range(1, len(added) - 1)}
                 assert gaps[gone] == min(gaps.values())
@@ -78,7 +78,7 @@ def test_what_is_taken_is_the_newest_that_is_kept(most: int, steps: list[tuple[s
 
 
 def test_a_million_snapshots_in_ten_thousand_places() -> None:
-    """As many as a topic takes in twelve days, at a tenth of the size; ``bench/snapshots`` measures all of them."""
+    """As many as a topic takes in twelve days, scaled down to a tenth; ``bench/snapshots`` measures all of them."""
     chosen = random.Random(33)
     distances = [chosen.randint(1, 1000) for _ in range(100_000)]
     cache = filled(1000, distances)
@@ -95,7 +95,7 @@ def test_a_million_snapshots_in_ten_thousand_places() -> None:
 
 
 @pytest.mark.parametrize("most", [LEAST, 30])
-def test_what_is_kept_beside_the_snapshots_is_bounded(most: int) -> None:
+def test_what_the_cache_keeps_beside_the_snapshots_is_bounded(most: int) -> None:
     cache = SnapshotCache(most)
     for at in range(0, 10_000, 2):
         cache.add(snapshot(at), at)
@@ -106,5 +106,5 @@ def test_what_is_kept_beside_the_snapshots_is_bounded(most: int) -> None:
     assert len(cache) <= most
 
 
-def test_fewer_than_three_make_no_cache() -> None:
+def test_a_cache_needs_room_for_three() -> None:
     assert len(filled(0, [1] * 10)) == LEAST

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of one topic in one region, call by call: what is asked, answered, refused and written again (PIP-33)."""
+"""Snapshots of one topic in one region, call by call: what is requested, answered, refused and rewritten (PIP-33)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Host:
         self.ids = 0
         self.written: list[tuple[Marker, str | None]] = []
         self.writing: list[Callable[[Position | None], None]] = []
-        """Writes that are not durable, if ``holds``."""
+        """Writes held back from being durable, if ``holds``."""
         self.holds = self.fails = False
         self.moved: list[tuple[str, Position, str, set[str]]] = []
 
@@ -85,13 +85,13 @@ class Host:
         self.moved.append((subscription, position, sender, set(unknown)))
 
     def take(self) -> list[tuple[Marker, str | None]]:
-        """What was written since the last time."""
+        """What was written since the last call."""
         written, self.written = self.written, []
         return written
 
 
 def ticked(controller: SnapshotController, host: Host, ms: int) -> None:
-    """Time passes, and all that is due is done."""
+    """Let time pass, and do everything that is due."""
     end = host.now + ms
     while (due := controller.deadline_ms) is not None and due <= end:
         host.now = max(host.now, due)
@@ -100,7 +100,7 @@ def ticked(controller: SnapshotController, host: Host, ms: int) -> None:
 
 
 def begun(host: Host, rules: SnapshotRules | None = None) -> tuple[SnapshotController, str]:
-    """With a replicated subscription, and the id of the first snapshot."""
+    """A controller with a replicated subscription, and the id of its first snapshot."""
     controller = SnapshotController(host, rules)
     controller.follow("s", EARLIEST)
     ticked(controller, host, 0)
@@ -115,7 +115,7 @@ def answer(controller: SnapshotController, host: Host, snapshot_id: str, region:
 
 
 def take_snapshot(controller: SnapshotController, host: Host) -> list[Marker]:
-    """One in two rounds, which eu and apache answer. Returns what follows."""
+    """Take a snapshot in two rounds, answered by eu and apache. Returns what follows."""
     for _ in range(2):
         ticked(controller, host, 1000)
         asked = [one for one, _ in host.take() if isinstance(one, SnapshotRequest)]
@@ -164,7 +164,7 @@ def test_a_snapshot_of_three_regions_has_the_positions_of_the_first_round() -> N
     assert host.take() == [(Snapshot(snapshot_id, at, places), "us")]
 
 
-def test_whoever_is_asked_answers_with_its_end_and_follows_up_once() -> None:
+def test_a_region_that_is_asked_answers_with_its_end_and_follows_up_once() -> None:
     host = Host("eu")
     controller = SnapshotController(host)
     controller.received(SnapshotRequest("theirs", "eu"), "eu", Position(1, 5))
@@ -186,7 +186,7 @@ def test_whoever_is_asked_answers_with_its_end_and_follows_up_once() -> None:
     assert isinstance(marker, SnapshotResponse)
 
 
-def test_an_answer_that_cannot_be_stored_is_written_again_while_it_is_waited_for() -> None:
+def test_an_answer_that_cannot_be_stored_is_retried_while_it_is_waited_for() -> None:
     host = Host("eu", "ap")
     controller = SnapshotController(host)
     host.fails = True
@@ -204,11 +204,11 @@ def test_an_answer_that_cannot_be_stored_is_written_again_while_it_is_waited_for
     host.fails = True
     controller.received(SnapshotRequest("never", "eu"), "eu", Position(1, 7))
     ticked(controller, host, 60_000)
-    assert len(host.take()) == 30  # one a second, until eu has given up
+    assert len(host.take()) == 30  # one a second until eu gives up
     assert controller.deadline_ms is None
 
 
-def test_a_region_speaks_for_itself_alone() -> None:
+def test_a_region_can_answer_only_for_itself() -> None:
     host = Host("eu", "ap")
     controller, snapshot_id = begun(host)
     end = Position(1, host.end)
@@ -233,7 +233,7 @@ def test_a_region_speaks_for_itself_alone() -> None:
     assert host.moved == [("s", end, "eu", set()), ("s", end, "eu", {"ap"})]
 
 
-def test_nothing_is_done_without_a_replicated_subscription() -> None:
+def test_no_snapshot_without_a_replicated_subscription() -> None:
     host = Host("eu")
     controller = SnapshotController(host)
     controller.published()
@@ -256,7 +256,7 @@ def test_no_snapshot_without_every_region(others: tuple[str, ...]) -> None:
     assert host.take() == [] and controller.missing == sorted(others[:1])
 
 
-def test_while_nobody_answers_there_is_one_request() -> None:
+def test_while_no_region_answers_there_is_one_request() -> None:
     host = Host("eu")
     controller, snapshot_id = begun(host)
     for _ in range(29):
@@ -271,7 +271,7 @@ def test_while_nobody_answers_there_is_one_request() -> None:
     assert isinstance(request, SnapshotRequest) and request.snapshot_id != snapshot_id
 
 
-def test_a_topic_at_rest_tries_less_and_less_often() -> None:
+def test_an_idle_topic_tries_less_and_less_often() -> None:
     host = Host("eu")
     controller, _ = begun(host)
     ticked(controller, host, 24 * 3_600_000)
@@ -281,7 +281,7 @@ def test_a_topic_at_rest_tries_less_and_less_often() -> None:
     assert 1 <= len(host.take()) <= 2
 
 
-def test_snapshots_under_way_are_bounded() -> None:
+def test_snapshots_in_progress_are_bounded() -> None:
     host = Host("eu")
     controller, snapshot_id = begun(host, SnapshotRules(interval_ms=10))
     answer(controller, host, snapshot_id, "eu")
@@ -307,12 +307,12 @@ def test_a_snapshot_counts_once_its_marker_is_durable() -> None:
     assert isinstance(request, SnapshotRequest)
     host.writing.pop()(Position(1, 50))
     answer(controller, host, request.snapshot_id, "eu")
-    ticked(controller, host, 60_000)  # over while the marker is being written
+    ticked(controller, host, 60_000)  # it ends while the marker is being written
     host.writing.pop(0)(Position(1, 51))
     assert controller.counts.completed == 0 and controller.counts.timed_out == 1
 
 
-def test_a_region_that_joins_ends_what_is_under_way() -> None:
+def test_a_region_that_joins_ends_snapshots_in_progress() -> None:
     host = Host("eu")
     controller, snapshot_id = begun(host)
     host.known = frozenset(("eu", "ap"))
@@ -358,7 +358,7 @@ def test_there_is_no_snapshot_of_one_region() -> None:
     assert host.take() == []
 
 
-def test_an_update_that_cannot_be_stored_is_written_again_unless_there_is_a_newer_one() -> None:
+def test_an_update_that_cannot_be_stored_is_retried_unless_there_is_a_newer_one() -> None:
     host = Host("eu")
     controller, snapshot_id = begun(host)
     answer(controller, host, snapshot_id, "eu")
@@ -382,7 +382,7 @@ def test_an_update_that_cannot_be_stored_is_written_again_unless_there_is_a_newe
     assert controller.deadline_ms is None and controller.updates_written == 1
 
 
-def test_a_subscription_that_goes_while_its_update_is_written() -> None:
+def test_a_subscription_deleted_while_its_update_is_written() -> None:
     host = Host("eu")
     controller, snapshot_id = begun(host)
     host.holds = True
@@ -412,7 +412,7 @@ def test_consumers_that_come_and_go_cost_little() -> None:
     assert requests <= 11
 
 
-def test_what_a_region_could_have_had() -> None:
+def test_what_a_region_could_have_received() -> None:
     none, some = frozenset[str](), frozenset(("ap",))
     assert could_have_had("eu", none, "ap", None)
     assert could_have_had("eu", some, "eu", ("us",))
@@ -423,8 +423,8 @@ def test_what_a_region_could_have_had() -> None:
     assert not could_have_had("eu", some, "ap", None)
 
 
-def test_a_subscription_that_is_behind_is_made_known_where_no_records_are_kept() -> None:
-    """Else a consumer that is the first there creates it at the end, and passes what is owed here."""
+def test_a_subscription_that_is_behind_is_announced_where_no_records_are_kept() -> None:
+    """Otherwise the first consumer there would create it at the end, and skip what is owed here."""
     host = Host("eu", "apache")
     host.pulsar = {"apache"}
     controller = SnapshotController(host)
@@ -440,13 +440,13 @@ def test_a_subscription_that_is_behind_is_made_known_where_no_records_are_kept()
 
 
 BEHIND, THERE = Position(1, 10), Position(1, 11)
-"""Positions here: the end when apache's link began, and one behind it."""
+"""Positions here: the end when apache's link began, and one after it."""
 HELD = SubscriptionUpdate("s", (Place("apache", EARLIEST), Place("eu", Position(9, 7))))
 TOLD = SubscriptionUpdate("s", (Place("apache", Position(9, 7)), Place("eu", Position(9, 7))))
 
 
 def joined_late(*, is_exact: bool = True) -> tuple[SnapshotController, Host]:
-    """A topic that apache sends to since a moment ago, with a subscription that is through."""
+    """A topic to which apache began to send a moment ago, with a fully acknowledged subscription."""
     host = Host("eu", "apache")
     host.pulsar, host.is_exact, host.linked, host.end = {"apache"}, is_exact, BEHIND, 20
     controller = SnapshotController(host)
@@ -460,8 +460,8 @@ def test_pulsar_is_told_nothing_that_another_region_may_owe() -> None:
     assert controller.held_back("s") == {"apache": {"eu"}}
     update = SubscriptionUpdate("s", (Place("apache", EARLIEST), Place("us", THERE)))
     controller.received(update, "eu", host.last_position())
-    assert host.take() == [(TOLD, None)], "what was held back is told"
-    assert host.moved == [], "eu tells what is acknowledged by itself"
+    assert host.take() == [(TOLD, None)], "what was held back is sent"
+    assert host.moved == [], "eu reports by itself what is acknowledged"
     controller.published()
     assert take_snapshot(controller, host) == [TOLD] and controller.held_back("s") == {}
     controller.pause("s")
@@ -470,7 +470,7 @@ def test_pulsar_is_told_nothing_that_another_region_may_owe() -> None:
     assert take_snapshot(controller, host) == [TOLD], "once is enough"
     host.linked = host.last_position()
     controller.published()
-    assert take_snapshot(controller, host) == [HELD], "apache had left, and its link began anew"
+    assert take_snapshot(controller, host) == [HELD], "apache had left, and its link started over"
     host.linked = BEHIND
     controller.unfollow("s")
     controller.follow("s", Position(1, 1000))
@@ -480,14 +480,14 @@ def test_pulsar_is_told_nothing_that_another_region_may_owe() -> None:
 @pytest.mark.parametrize(
     ("places", "sender"),
     [
-        ((Place("apache", EARLIEST), Place("us", BEHIND)), "eu"),  # us may have said so before the link began
+        ((Place("apache", EARLIEST), Place("us", BEHIND)), "eu"),  # us may have said so before the link started
         ((Place("us", THERE),), "eu"),  # apache was given up there
         ((Place("apache", EARLIEST), Place("us", Position(1, 1000))), "eu"),  # an entry that was lost here
         ((Place("us", BEHIND),), "apache"),
         ((Place("us", EARLIEST),), "apache"),
     ],
 )
-def test_what_says_nothing_of_before_does_not_vouch(places: tuple[Place, ...], sender: str) -> None:
+def test_a_region_without_earlier_knowledge_does_not_vouch(places: tuple[Place, ...], sender: str) -> None:
     controller, host = joined_late()
     assert take_snapshot(controller, host) == [HELD]
     controller.received(SubscriptionUpdate("s", places), sender, host.last_position())
@@ -501,7 +501,7 @@ def test_pulsar_vouches_for_itself() -> None:
     assert host.take() == [(TOLD, None)]
 
 
-def test_a_region_that_is_given_up_is_not_waited_for() -> None:
+def test_an_abandoned_region_is_not_waited_for() -> None:
     controller, host = joined_late()
     assert take_snapshot(controller, host) == [HELD]
     host.lost = {"eu"}
@@ -510,12 +510,12 @@ def test_a_region_that_is_given_up_is_not_waited_for() -> None:
 
 
 def test_in_snapshot_mode_pulsar_is_told_at_once() -> None:
-    """It alone tells the Meridian regions which of its messages are acknowledged."""
+    """Only it tells the Meridian regions which of its messages are acknowledged."""
     controller, host = joined_late(is_exact=False)
     assert take_snapshot(controller, host) == [TOLD]
 
 
-def test_what_its_sender_held_back_is_not_spoken_for() -> None:
+def test_nobody_vouches_for_messages_that_their_sender_held_back() -> None:
     controller, host = joined_late(is_exact=False)
     controller.received(HELD._replace(places=(*HELD.places, Place("us", THERE))), "eu", host.last_position())
     assert host.moved == [("s", THERE, "eu", {"apache"})]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions that follow each other by snapshots skip nothing, and end equal: random stories (``snapshot_seeds``)."""
+"""Regions that follow each other by snapshots skip nothing and end equal: random stories (``snapshot_seeds``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from support.worlds.snapshot_seeds import SnapshotSeed
 
 SEEDS = int(os.environ.get("SYNC_SEEDS", "300" if "SIMULATE_BUGS" in os.environ else "40"))
-"""``make simulate`` runs as many as it is told to."""
+"""``make simulate`` runs as many as requested."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of open topics: after a pass it holds those that are open, and walks them from any place."""
+"""The order of open topics: after a pass it contains the open ones, and can be walked from any position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def place(topic: str) -> Place:
 
 @settings(max_examples=500)
 @given(st.lists(st.frozensets(names, max_size=12), min_size=1, max_size=4), names, names)
-def test_after_a_pass_it_holds_the_open_topics_in_order(passes: list[frozenset[str]], first: str, end: str) -> None:
+def test_after_a_pass_it_contains_the_open_topics_in_order(passes: list[frozenset[str]], first: str, end: str) -> None:
     topics = set[str]()
     order = TopicOrder(lambda: topics)
     for opened in passes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for what is under way: for all that was begun before, for nothing that begins later, and not for ever."""
+"""Waiting for what is in progress: for everything begun before, for nothing begun later, and not forever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meridian_broker.ledgers.under_way import UnderWay, all_over
 from meridian_broker.server.loop import LoopScheduler
 
 
-def test_whoever_asks_while_nothing_is_under_way_is_told_at_once() -> None:
+def test_a_waiter_is_told_at_once_if_nothing_is_in_progress() -> None:
     work, told = UnderWay(), list[LedgerError | None]()
     work.end(work.begin())
     work.when_over(told.append)
@@ -23,7 +23,7 @@ def test_whoever_asks_while_nothing_is_under_way_is_told_at_once() -> None:
 
 @settings(max_examples=500)
 @given(st.lists(st.tuples(st.sampled_from(("begin", "end", "fail", "wait")), st.integers(0, 50)), max_size=40))
-def test_a_waiter_hears_once_all_that_was_begun_before_it_is_over(steps: list[tuple[str, int]]) -> None:
+def test_a_waiter_is_told_once_everything_begun_before_it_has_ended(steps: list[tuple[str, int]]) -> None:
     work, begun = UnderWay(), list[int]()
     owed: list[tuple[set[int], list[LedgerError | None], list[LedgerError]]] = []
     for step, number in steps:
@@ -46,7 +46,7 @@ def test_a_waiter_hears_once_all_that_was_begun_before_it_is_over(steps: list[tu
         assert work.is_idle == (not begun)
 
 
-async def test_a_hundred_thousand_that_end_in_any_order_take_no_time() -> None:
+async def test_a_hundred_thousand_ending_in_any_order_take_no_time() -> None:
     work, told = UnderWay(), list[LedgerError | None]()
     numbers = [work.begin() for _ in range(100_000)]
     work.when_over(told.append)
@@ -57,7 +57,7 @@ async def test_a_hundred_thousand_that_end_in_any_order_take_no_time() -> None:
     assert told == [None]
 
 
-async def test_what_hangs_is_waited_for_so_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_wait_for_something_that_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, quick, hanging = LoopScheduler(), UnderWay(), UnderWay()
     number = quick.begin()
     asyncio.get_running_loop().call_soon(lambda: quick.end(number))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers that own topics and cannot be reached."""
+"""Brokers that own topics and are unreachable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEASE_MS = 10_000
 
 
 class Scheduler(LoopScheduler):
-    """With a clock of the test's."""
+    """A scheduler with the test's clock."""
 
     time_ms = 0
 
@@ -23,7 +23,7 @@ class Scheduler(LoopScheduler):
 
 
 class Owner:
-    """A broker that counts who connects."""
+    """A broker that counts connections."""
 
     def __init__(self) -> None:
         self.connected = 0
@@ -42,7 +42,7 @@ class Owner:
         await self._server.wait_closed()
 
 
-async def test_a_broker_that_died_is_absent_until_its_lease_must_have_ended() -> None:
+async def test_a_dead_broker_is_absent_until_its_lease_must_have_ended() -> None:
     scheduler, owner = Scheduler(), Owner()
     absent, record = AbsentOwners(scheduler, LEASE_MS / 1000), await owner.start()
     assert not await absent.is_absent(record)
@@ -53,7 +53,7 @@ async def test_a_broker_that_died_is_absent_until_its_lease_must_have_ended() ->
     scheduler.time_ms += LEASE_MS + MARGIN_MS - 1
     assert await absent.is_absent(record)
     scheduler.time_ms += 1
-    assert not await absent.is_absent(record)  # so it lives, and clients may reach it
+    assert not await absent.is_absent(record)  # so it is alive, and clients may reach it
 
 
 async def test_a_broker_that_is_back_is_not_absent() -> None:
@@ -67,7 +67,7 @@ async def test_a_broker_that_is_back_is_not_absent() -> None:
     await owner.die()
 
 
-async def test_who_asks_together_connects_once() -> None:
+async def test_simultaneous_checks_connect_once() -> None:
     owner = Owner()
     absent, record = AbsentOwners(Scheduler(), LEASE_MS / 1000), await owner.start()
     assert await asyncio.gather(*(absent.is_absent(record) for _ in range(100))) == [False] * 100
@@ -75,7 +75,7 @@ async def test_who_asks_together_connects_once() -> None:
     await owner.die()
 
 
-async def test_a_broker_without_an_address_counts_as_there() -> None:
+async def test_a_broker_without_an_address_counts_as_present() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]

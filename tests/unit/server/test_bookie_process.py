@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bookies that cannot be started say why; a directory keeps the kinds of its stores."""
+"""Bookies that cannot be started say why; a directory keeps its kinds of stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def jars(tmp_path: Path) -> Path:
 
 
 def install_java(monkeypatch: pytest.MonkeyPatch, directory: Path, version: str | None) -> None:
-    """A Java of this version is all that is on the PATH."""
+    """Only a Java of this version is on the PATH."""
     directory.mkdir(exist_ok=True)
     if version is not None:
         (directory / "java").write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
@@ -45,12 +45,12 @@ async def test_bookies_that_cannot_be_started_say_what_to_do(
 
 def test_a_directory_is_not_started_with_another_kind_of_store(tmp_path: Path) -> None:
     directory = Directory(tmp_path)
-    directory.require_same_stores("etcd", "bookkeeper")  # a new one
+    directory.require_same_stores("etcd", "bookkeeper")  # a new directory
     directory.write_regions([], {"metadata": "etcd", "storage": "bookkeeper"}, {})
     directory.require_same_stores("etcd", "bookkeeper")
     with pytest.raises(UpFailed, match="--storage bookkeeper"):
         directory.require_same_stores("etcd", "local")
-    directory.write_regions([], {"metadata": "etcd"}, {})  # of a version without the choice
+    directory.write_regions([], {"metadata": "etcd"}, {})  # of a version that had no choice
     directory.require_same_stores("etcd", "local")
     with pytest.raises(UpFailed, match="--metadata etcd"):
         directory.require_same_stores("embedded", "local")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings changed at run time: one record for all brokers of a region, validated as a file's settings are."""
+"""Settings changed at run time: one record for all brokers of a region, validated like a file's settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.contracts.metadata_contract import wait_until
 PRODUCERS = "maxProducersPerTopic"
 EVENTS, MORE_EVENTS = "metadataSyncEventTopic", "configurationMetadataSyncEventTopic"
 PEERS = {"peerTokenFile": "/secret"}
-"""Without which metadata are not synchronized."""
+"""Settings without which metadata is not synchronized."""
 ONE, OTHER = "persistent://public/default/one", "persistent://public/default/other"
 
 
@@ -30,7 +30,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteMetadataStore]:
     await opened.close()
 
 
-async def test_every_broker_of_the_region_follows_over_its_own_settings(store: SqliteMetadataStore) -> None:
+async def test_they_override_every_brokers_own_settings(store: SqliteMetadataStore) -> None:
     one = LiveSettings(Settings.of({PRODUCERS: "5"}), store)
     other = LiveSettings(Settings.of({PRODUCERS: "9"}), store)
     heard: list[int] = []
@@ -60,7 +60,7 @@ async def test_settings_that_do_not_go_together_are_never_stored(store: SqliteMe
         assert len(broker.changed) == 1
 
 
-async def test_changes_of_different_settings_at_the_same_time_all_hold(store: SqliteMetadataStore) -> None:
+async def test_concurrent_changes_of_different_settings_all_hold(store: SqliteMetadataStore) -> None:
     brokers = [LiveSettings(Settings(), store) for _ in range(4)]
     names = brokers[0].names[:4]
     texts = {name: BY_KEY[name].text(BY_KEY[name].default) for name in names}
@@ -69,7 +69,7 @@ async def test_changes_of_different_settings_at_the_same_time_all_hold(store: Sq
     assert brokers[0].changed == texts
 
 
-async def test_a_broker_leaves_out_what_it_cannot_use_and_takes_the_rest(
+async def test_a_broker_ignores_what_it_cannot_use_and_applies_the_rest(
     store: SqliteMetadataStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = {"ofALaterVersion": "1", PRODUCERS: "3", EVENTS: ONE, "maxConsumersPerTopic": "none"}
@@ -82,7 +82,7 @@ async def test_a_broker_leaves_out_what_it_cannot_use_and_takes_the_rest(
     caplog.clear()
 
 
-async def test_what_this_version_does_not_know_survives_a_change(store: SqliteMetadataStore) -> None:
+async def test_settings_unknown_to_this_version_survive_a_change(store: SqliteMetadataStore) -> None:
     await store.put(keys.SETTINGS, encode({"ofALaterVersion": "1"}))
     broker = LiveSettings(Settings(), store)
     await broker.change(PRODUCERS, "3")

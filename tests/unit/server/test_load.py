@@ -23,7 +23,7 @@ def test_the_usage_is_a_smoothed_share_of_one_core() -> None:
     assert processor.usage() == pytest.approx(0.4)
 
 
-async def test_the_traffic_of_bundles_is_what_their_topics_carried_since_the_last_measurement() -> None:
+async def test_the_traffic_of_bundles_is_that_of_their_topics_since_the_last_measurement() -> None:
     one, other = Bundles.equal("t/n", 2).every()
 
     def topic(name: str, messages: int, size: int) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Periodic work survives whatever happens in a turn, says so once, and shows how it is doing."""
+"""Periodic work survives any error of a turn, reports it once, and shows its state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meridian_broker.server.loop import LoopScheduler
 
 
 class Clock:
-    """Time that passes only in pauses. After ``left`` of them the work is cancelled."""
+    """Time that passes only in pauses. After ``left`` pauses the work is cancelled."""
 
     def __init__(self, left: int) -> None:
         self.now = 0.0
@@ -37,7 +37,7 @@ def work_of(clock: Clock, turn: Callable[[], object], seconds: float = 1.0) -> P
 
 
 def raising(errors: list[Exception | None]) -> Callable[[], None]:
-    """A turn that fails with one of these after the other; with None it goes well."""
+    """A turn that fails with each of these in order; with None it succeeds."""
     left = iter(errors)
 
     def turn() -> None:
@@ -62,19 +62,19 @@ async def test_no_error_of_a_turn_ends_the_work() -> None:
     assert (work.state().turns, work.state().failures, work.state().problem) == (5, 3, None)
 
 
-async def test_pauses_grow_up_to_a_bound_and_shrink_at_once() -> None:
+async def test_pauses_grow_to_a_limit_and_shrink_at_once() -> None:
     clock = Clock(9)
     await run(work_of(clock, raising([*[LedgerError("full")] * 7, None, None])))
     assert clock.pauses == [1.0, 2.0, 4.0, 8.0, 16.0, BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MAX, 1]
 
 
-async def test_work_that_is_seldom_done_anyway_is_not_put_off_further() -> None:
+async def test_infrequent_work_is_not_delayed_further() -> None:
     clock = Clock(3)
     await run(work_of(clock, raising([LedgerError("full")] * 3), seconds=300.0))
     assert clock.pauses == [300.0] * 3
 
 
-async def test_what_fails_for_some_only_is_not_put_off_for_the_others() -> None:
+async def test_work_that_fails_only_for_some_is_not_delayed_for_the_others() -> None:
     clock = Clock(4)
     await run(work_of(clock, raising([SomeFailed({"a": LedgerError("full")}, 2)] * 4)))
     assert clock.pauses == [1.0] * 4
@@ -94,14 +94,14 @@ async def test_a_problem_that_lasts_is_logged_once_and_its_end_too(caplog: pytes
 
 
 @pytest.mark.logs_error("KeyError")
-async def test_a_bug_comes_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "meridian_broker")
     await run(work_of(Clock(1), raising([SomeFailed({"a": LedgerError("full"), "b": KeyError("x")}, 9)])))
     assert caplog.records[0].exc_info is not None
     assert isinstance(caplog.records[0].exc_info[1], KeyError)
 
 
-async def test_the_state_tells_how_long_ago_it_went_well() -> None:
+async def test_the_state_says_how_long_ago_it_succeeded() -> None:
     clock = Clock(3)
     work = work_of(clock, raising([None, LedgerError("full"), LedgerError("full")]))
     await run(work)
@@ -110,7 +110,7 @@ async def test_the_state_tells_how_long_ago_it_went_well() -> None:
     assert state.seconds_since_success == 3.0  # one second until the first failure, two until the second
 
 
-async def test_the_first_turn_may_be_at_once() -> None:
+async def test_the_first_turn_may_run_at_once() -> None:
     clock = Clock(0)
     work = work_of(clock, raising([None]))
     await run(work, at_once=True)
@@ -118,7 +118,7 @@ async def test_the_first_turn_may_be_at_once() -> None:
     assert clock.pauses == []
 
 
-async def test_each_has_its_turn_whatever_becomes_of_the_others() -> None:
+async def test_each_gets_its_turn_whatever_happens_to_the_others() -> None:
     done: list[int] = []
 
     async def turn(number: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``regionsFile``: what it lists, and what is said of one that cannot be used."""
+"""``regionsFile``: what it lists, and the errors for an unusable one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_it_lists_regions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("service_url", ["pulsar://h:1", "pulsar://h:1,h:3"])
-def test_a_region_of_several_brokers_has_the_addresses_of_all(tmp_path: Path, service_url: str) -> None:
+def test_a_region_with_several_brokers_has_the_addresses_of_all(tmp_path: Path, service_url: str) -> None:
     brokers = [{"broker_id": f"b{n}", "service_url": f"pulsar://h:{n}", "admin_url": f"http://h:8{n}"} for n in (1, 3)]
     one = {"name": "us", "service_url": service_url, "admin_url": "http://h:81", "brokers": [*brokers, "odd"]}
     (tmp_path / "r.json").write_text(json.dumps({"regions": [one]}))
@@ -42,7 +42,7 @@ def test_a_region_of_several_brokers_has_the_addresses_of_all(tmp_path: Path, se
         ('{"regions": ["us"]}', "has no name and no service_url and no admin_url"),
     ],
 )
-def test_what_is_wrong_with_it_is_said(tmp_path: Path, content: str | None, said: str) -> None:
+def test_what_is_wrong_with_it_is_reported(tmp_path: Path, content: str | None, said: str) -> None:
     file = tmp_path / "r.json"
     if content is not None:
         file.write_text(content)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings: where a value comes from, what is refused and with which words, and that the page says the same."""
+"""Settings: where a value comes from, what is refused with which message, and that the page says the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_order_of_sources(tmp_path: Path) -> None:
     assert settings.network.max_message_size == 5 * 1024 * 1024
 
 
-def test_an_unknown_key_names_the_nearest_and_where_it_stands(tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused_with_its_source_and_the_nearest_key(tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("clusterName=a\nbrokerServicesPort=1\n", encoding="utf-8")
     with pytest.raises(SettingsError, match=rf"{file}:2: .*'brokerServicesPort'.*did you mean brokerServicePort\?"):
@@ -48,7 +48,7 @@ def test_an_unknown_key_names_the_nearest_and_where_it_stands(tmp_path: Path) ->
         load(None, ["zzz=1"], {})
 
 
-def test_other_programs_variables_are_left_alone() -> None:
+def test_variables_of_other_programs_are_ignored() -> None:
     load(None, [], {"MERIDIAN_URL": "http://x", "MERIDIAN_BROKER_PORT_6650_TCP": "tcp://10.0.0.1:6650"})
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_value_says_what_is_expected(pairs: dict[str, str], expected: st
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.1", "::"])
-def test_an_address_that_others_reach_is_refused_unless_insecure(address: str) -> None:
+def test_an_address_reachable_by_others_is_refused_unless_insecure(address: str) -> None:
     assert "--insecure" in refusal(bindAddress=address, advertisedAddress="here")
     settings = Settings.of({"bindAddress": address, "advertisedAddress": "here", "insecure": "true"})
     assert settings.advertised_address == "here"
@@ -89,7 +89,7 @@ def test_loopback_needs_no_permission(address: str) -> None:
     assert Settings.of({"bindAddress": address}).advertised_address == address
 
 
-def test_a_wildcard_is_nothing_to_tell_clients() -> None:
+def test_a_wildcard_is_refused_as_an_advertised_address() -> None:
     assert "advertisedAddress" in refusal(bindAddress="0.0.0.0", insecure="true")
 
 
@@ -120,7 +120,7 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(url: str) -> Non
         *("http://h:2379/path", "http://h:2379?x=1", "http://[::1:2379", ",".join(["http://h:2379"] * 17), ""),
     ],
 )
-def test_what_is_no_address_of_an_etcd(rest: str) -> None:
+def test_invalid_etcd_addresses(rest: str) -> None:
     assert "metadataStoreUrl" in refusal(metadataStoreUrl=f"etcd:{rest}")
 
 
@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 @given(st.dictionaries(st.sampled_from(sorted(BY_KEY)), st.text(max_size=20), max_size=4))
 @example({"configurationMetadataSyncEventTopic": "0"})
-def test_any_text_gives_settings_or_a_refusal_that_names_a_key(pairs: dict[str, str]) -> None:
+def test_any_text_gives_settings_or_an_error_that_names_a_key(pairs: dict[str, str]) -> None:
     try:
         settings = Settings.of(pairs)
     except SettingsError as error:
@@ -169,11 +169,11 @@ def test_every_setting_is_explained() -> None:
         assert not missing, f"no sentence under {missing} in {holder.__name__}"
 
 
-def test_the_page_is_what_the_classes_say() -> None:
+def test_the_page_matches_the_classes() -> None:
     assert PAGE.read_text(encoding="utf-8") == settings_page.render(), "docs/configuration.md is stale: run make docs"
 
 
-def test_the_id_of_one_of_several_brokers() -> None:
+def test_the_id_of_a_broker_among_several() -> None:
     assert Settings.of({}).brokers.id_on_record == "broker-0"
     several = Settings.of({"brokerId": "b.1"}).brokers
     assert (several.is_one_of_several, several.id_on_record) == (True, "b.1")
@@ -181,7 +181,7 @@ def test_the_id_of_one_of_several_brokers() -> None:
     assert "choose another" in refusal(brokerId="broker-0")
 
 
-def test_ledgers_on_bookies_need_their_etcd_and_quorums_that_can_be_had() -> None:
+def test_ledgers_on_bookies_need_an_etcd_and_possible_quorums() -> None:
     etcd = {"metadataStoreUrl": "etcd:http://h:2379", "managedLedgerStorage": "bookkeeper"}
     assert Settings.of(etcd).storage.managed_ledger_storage == "bookkeeper"
     assert "local or bookkeeper" in refusal(managedLedgerStorage="memory")
@@ -198,7 +198,7 @@ def test_ledgers_on_bookies_need_their_etcd_and_quorums_that_can_be_had() -> Non
     assert Settings.of(etcd).storage.bookie_tls is None
 
 
-def test_what_holds_for_snapshots_of_subscriptions_is_set_by_pulsars_names() -> None:
+def test_settings_of_subscription_snapshots_have_pulsars_names() -> None:
     given = Settings.of(
         {
             "enableReplicatedSubscriptions": "false",

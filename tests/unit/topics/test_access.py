@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access modes of producers: the whole table, and what holds of every decision."""
+"""Access modes of producers: the whole table, and what every decision satisfies."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ presences = st.builds(Present, epochs, st.integers(0, 3), st.booleans(), st.inte
         (FENCING, QUEUE, Verdict.FENCE_OTHERS, 5),
     ],
 )
-def test_each_mode_meets_each_company(mode: AccessMode, present: Present, verdict: Verdict, epoch: int | None) -> None:
+def test_each_mode_with_each_set_of_other_producers(
+    mode: AccessMode, present: Present, verdict: Verdict, epoch: int | None
+) -> None:
     assert decide(Asked(mode), present) == Decision(verdict, epoch)
 
 
 @pytest.mark.parametrize("mode", [EXCLUSIVE, WAIT, FENCING])
-def test_who_comes_again_in_the_topics_epoch_goes_on_in_it_and_in_an_older_one_does_not(mode: AccessMode) -> None:
+def test_a_producer_that_returns_continues_only_in_the_topics_current_epoch(mode: AccessMode) -> None:
     assert decide(Asked(mode, 4), Present(4)) == Decision(Verdict.SEIZE, 4)
     assert decide(Asked(mode, 3), Present(4)) == Decision(Verdict.REFUSE_OLD, 4)
-    assert decide(Asked(mode, 6), Present(4)) == Decision(Verdict.SEIZE, 6)  # a topic that lost its record
+    assert decide(Asked(mode, 6), Present(4)) == Decision(Verdict.SEIZE, 6)  # a topic that lost its epoch record
 
 
 @pytest.mark.parametrize("mode", [EXCLUSIVE, WAIT, FENCING])
 @pytest.mark.parametrize("present", [EMPTY, Present(4)])
-def test_who_claims_an_epoch_that_no_topic_reached_leaves_room_for_those_who_come_next(
-    mode: AccessMode, present: Present
-) -> None:
+def test_a_claimed_epoch_beyond_any_topics_leaves_room_for_later_producers(mode: AccessMode, present: Present) -> None:
     for claimed in ((1 << 64) - 1, 1 << 62, 4 + EPOCH_LEAP + 1):
         _, epoch = decide(Asked(mode, claimed), present)
         assert epoch == (0 if present.epoch is None else 5)
@@ -84,7 +84,7 @@ def test_a_fencer_of_an_older_epoch_fences_nobody() -> None:
 
 @settings(max_examples=500)
 @given(asks, presences)
-def test_nobody_comes_beside_an_exclusive_producer(asked: Asked, present: Present) -> None:
+def test_nobody_is_admitted_beside_an_exclusive_producer(asked: Asked, present: Present) -> None:
     verdict, epoch = decide(asked, present)
     if present.exclusive or present.producers:
         assert verdict is not Verdict.SEIZE
@@ -98,7 +98,7 @@ def test_nobody_comes_beside_an_exclusive_producer(asked: Asked, present: Presen
 
 @settings(max_examples=500)
 @given(asks, presences)
-def test_an_epoch_never_goes_back_and_two_first_comers_never_share_one(asked: Asked, present: Present) -> None:
+def test_an_epoch_never_goes_back_and_two_new_producers_never_share_one(asked: Asked, present: Present) -> None:
     verdict, epoch = decide(asked, present)
     if verdict in (Verdict.SEIZE, Verdict.FENCE_OTHERS):
         before = -1 if present.epoch is None else present.epoch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two parts of a broker need each other: one is bound to the other later, once."""
+"""Two parts of a broker need each other: one is bound to the other later, exactly once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meridian_broker.topics.service.witness import WitnessStore
 
 
 @pytest.mark.parametrize("part", [ExchangeHost, WitnessStore])
-def test_a_second_one_is_refused(part: Any) -> None:
+def test_a_second_binding_is_refused(part: Any) -> None:
     scheduler = SimpleNamespace(spawn=lambda work, _: work.close())
     ownership = SimpleNamespace(owns=bool)
     parts = SimpleNamespace(region="us", regions_of=frozenset, scheduler=scheduler, ownership=ownership)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cumulative acknowledgements and chunks (R18): of a message whose chunks stand among others, all count or none."""
+"""Cumulative acknowledgements and chunks (R18): of a message with interleaved chunks, all count or none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chunk(producer: str, message: int, number: int, of: int) -> bytes:
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 4)), max_size=8), st.data())
 def test_all_chunks_of_a_message_count_or_none(messages: list[tuple[str, int]], data: st.DataObject) -> None:
-    """Producers send their messages one after the other; whatever is acknowledged up to wherever and whenever."""
+    """Producers send their messages in order; acknowledgements go up to any position at any time."""
     waiting = {
         producer: [
             (number, piece, of) for number, (one, of) in enumerate(messages) if one == producer for piece in range(of)
@@ -50,28 +50,28 @@ def test_all_chunks_of_a_message_count_or_none(messages: list[tuple[str, int]], 
             assert acked.issuperset(places) if ends else acked.isdisjoint(places)
 
 
-def test_a_message_that_its_producer_left_off_is_waited_for_no_more() -> None:
+def test_a_message_abandoned_by_its_producer_is_no_longer_waited_for() -> None:
     pieces = Pieces()
     for number, (message, piece) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
         pieces.sent(Position(LEDGER, number), chunk("x", message, piece, 3), EARLIEST, EARLIEST)
     assert pieces.acknowledged(Position(LEDGER, 9)) == (frozenset({Position(LEDGER, 2), Position(LEDGER, 3)}), [])
 
 
-def test_what_the_client_drops_is_not_acknowledged_with_what_comes_behind_it() -> None:
+def test_what_the_client_drops_is_not_acknowledged_with_later_messages() -> None:
     pieces = Pieces()
     for number in range(3):
         pieces.sent(Position(LEDGER, number), chunk("x", 0, number, 3), Position(LEDGER, 1), EARLIEST)
     assert pieces.acknowledged(Position(LEDGER, 9)) == (frozenset(Position(LEDGER, number) for number in range(3)), [])
 
 
-def test_a_message_of_which_the_beginning_was_not_sent_is_nobodys() -> None:
+def test_a_message_whose_beginning_was_not_sent_is_not_acknowledged() -> None:
     pieces = Pieces()
     for number in (1, 2):
         pieces.sent(Position(LEDGER, number), chunk("x", 0, number, 3), EARLIEST, EARLIEST)
     assert pieces.acknowledged(Position(LEDGER, 9)) == (frozenset(), [])
 
 
-def test_what_is_acknowledged_one_by_one_is_not_kept() -> None:
+def test_individually_acknowledged_chunks_are_not_kept() -> None:
     pieces = Pieces()
     for number in range(6):
         settled = Position(LEDGER, number - number % 3 - 1) if number >= 3 else EARLIEST

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A close in good order loses nothing that was taken before it, and does not wait for ever."""
+"""A clean close loses nothing received before it, and does not wait forever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 
 class SlowDisk:
-    """Reads wait until the test lets them go."""
+    """Reads wait until the test lets them proceed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = asyncio.Event()
@@ -38,7 +38,7 @@ class SlowDisk:
 
 
 async def started_again(one: Region) -> None:
-    """Of its three ledgers only the last one's index is in memory."""
+    """A restarted topic: of its three ledgers, only the last one's index is in memory."""
     await one.topic.close("test")
     await one.start()
     await one.settle()
@@ -64,7 +64,7 @@ def acked(one: Region) -> list[int]:
     return [number for number, place in enumerate(one.stored) if progress.is_acked("us", place)]
 
 
-async def test_the_first_acknowledgements_are_in_the_ledger_that_is_made_for_them() -> None:
+async def test_the_first_acknowledgements_are_in_the_ledger_created_for_them() -> None:
     one = await region(sub=False)
     await started_again(one)
     one.acknowledge("sub", [10])
@@ -76,7 +76,7 @@ async def test_the_first_acknowledgements_are_in_the_ledger_that_is_made_for_the
     assert acked(one) == [10, 11]
 
 
-async def test_nothing_of_a_roll_over_is_under_way_behind_a_close() -> None:
+async def test_no_roll_over_is_in_progress_after_a_close() -> None:
     one = await region(sub=False)
     one.topic.progress_log._roll()
     await one.topic.close("test")
@@ -86,7 +86,7 @@ async def test_nothing_of_a_roll_over_is_under_way_behind_a_close() -> None:
 
 
 @pytest.mark.parametrize("acknowledge", [single, cumulative])
-async def test_a_close_waits_for_entries_that_are_looked_up(
+async def test_a_close_waits_for_look_ups_of_entries(
     monkeypatch: pytest.MonkeyPatch, acknowledge: Callable[[Region], list[int]]
 ) -> None:
     one = await region(sub=False)
@@ -127,7 +127,7 @@ async def test_a_consumer_that_leaves_is_told_once_its_acknowledgements_are_dura
 @pytest.mark.parametrize("acknowledge", [single, cumulative])
 @pytest.mark.parametrize("refusal", [LedgerError("unreadable"), OSError(5, "Input/output error")])
 @pytest.mark.logs_error("Input/output error")
-async def test_whoever_acknowledged_what_cannot_be_read_hears_of_it(
+async def test_acknowledging_what_cannot_be_read_gets_an_error(
     monkeypatch: pytest.MonkeyPatch, acknowledge: Callable[..., list[int]], refusal: Exception
 ) -> None:
     one = await region(sub=False)
@@ -144,7 +144,7 @@ async def test_whoever_acknowledged_what_cannot_be_read_hears_of_it(
     await one.topic.close("test")
 
 
-async def test_what_was_acknowledged_elsewhere_counts_although_one_ledger_was_trimmed_meanwhile(
+async def test_acknowledgements_count_although_one_ledger_was_trimmed_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = await region(sub=False)
@@ -160,7 +160,7 @@ async def test_what_was_acknowledged_elsewhere_counts_although_one_ledger_was_tr
     assert acked(one) == [1]
 
 
-async def test_a_disk_that_hangs_does_not_keep_a_topic_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_disk_does_not_keep_a_topic_open(monkeypatch: pytest.MonkeyPatch) -> None:
     one = await region(sub=False)
     await started_again(one)
     SlowDisk(monkeypatch)
@@ -172,7 +172,7 @@ async def test_a_disk_that_hangs_does_not_keep_a_topic_open(monkeypatch: pytest.
     assert acked(one) == []
 
 
-async def test_a_metadata_store_that_hangs_does_not_keep_a_topic_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hanging_metadata_store_does_not_keep_a_topic_open(monkeypatch: pytest.MonkeyPatch) -> None:
     one = await region(sub=False)
     await started_again(one)
 

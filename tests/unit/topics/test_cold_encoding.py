@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose acknowledgements cool down, and when: everybody's within two rounds, a bounded number a second."""
+"""Whose acknowledgements are packed, and when: all within two rounds, a bounded number a second."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Watched(Progress):
 
 
 def service(*sizes: int) -> tuple[Any, list[Watched]]:
-    """Topics with so many subscriptions."""
+    """Topics with these numbers of subscriptions."""
     made = [[Watched() for _ in range(size)] for size in sizes]
     topics = {
         f"t{number}": SimpleNamespace(
@@ -39,7 +39,7 @@ def service(*sizes: int) -> tuple[Any, list[Watched]]:
 
 
 @pytest.mark.parametrize("sizes", [(1,), (3, 0, 1), (2,) * (ROUND_SECONDS + 7), (VISITS // 2 + 1,) * 5, (7,) * 20_000])
-def test_everybody_has_a_turn_and_a_second_is_bounded(sizes: tuple[int, ...]) -> None:
+def test_every_subscription_gets_its_turn_and_the_work_per_second_is_bounded(sizes: tuple[int, ...]) -> None:
     broker, progress = service(*sizes)
     cooling, before = ColdEncoding(), 0
     seconds = max(2 * ROUND_SECONDS, 2 * sum(sizes) // VISITS)
@@ -52,7 +52,7 @@ def test_everybody_has_a_turn_and_a_second_is_bounded(sizes: tuple[int, ...]) ->
     assert max(one.visits for one in progress) <= 2
 
 
-def test_what_was_left_alone_for_two_rounds_is_cold() -> None:
+def test_what_did_not_change_for_two_rounds_is_cold() -> None:
     broker, (progress,) = service(1)
     for entry in range(0, 200, 2):
         progress.ack(ZERO, "us", Position(7, entry), Position(7, entry + 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many subscriptions acknowledge the same: one record names them, and each has what it acknowledged by itself."""
+"""Many subscriptions acknowledge the same: one record names them, with the same effect as separate records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_record_of_many_stands_for_one_change_of_each(names: list[str], delta:
 
 
 @given(NAMES, st.binary(max_size=100), st.data())
-def test_what_is_left_of_a_record_is_refused_or_names_some_of_them(
+def test_a_truncated_record_is_refused_or_names_some_of_them(
     names: list[str], delta: bytes, data: st.DataObject
 ) -> None:
     record = encode_many(names, 7, delta)
@@ -49,7 +49,7 @@ def test_a_record_that_names_more_than_a_broker_writes_is_refused() -> None:
 
 
 def expected(one: Region, name: str, numbers: set[int]) -> Progress:
-    """What the subscription is to have acknowledged: one entry after the other, by itself."""
+    """The expected acknowledgements: one entry after another, made separately."""
     progress = one.topic.subscriptions[name].cursor.progress.empty_delta()
     progress.begin(one.topic.subscriptions[name].cursor.progress.beginning)
     for number in numbers:
@@ -60,7 +60,7 @@ def expected(one: Region, name: str, numbers: set[int]) -> Progress:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_acknowledgements_in_any_order_are_those_of_each_subscription_also_after_a_crash(seed: int) -> None:
+async def test_each_subscription_has_its_own_acknowledgements_in_any_order_and_after_a_crash(seed: int) -> None:
     random = Random(seed)
     names = [f"s{number}" for number in range(9)]
     one = await region(**{name: name == "s0" for name in names})
@@ -98,7 +98,7 @@ async def test_many_acknowledgements_of_one_entry_are_few_records() -> None:
     assert all(s.cursor.mark_delete == one.stored[1] for s in one.topic.subscriptions.values())
 
 
-async def test_acknowledgements_of_entries_in_a_row_are_few_records_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acknowledgements_of_consecutive_entries_are_few_records_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that is behind acknowledges several entries in one turn."""
     names = [f"s{number}" for number in range(2 * MANY)]
     one = await region(**dict.fromkeys(names, False))
@@ -116,7 +116,7 @@ async def test_acknowledgements_of_entries_in_a_row_are_few_records_as_well(monk
 
     monkeypatch.setattr(ReadableLog, "before", counted)
     for name in names[2:]:
-        for number in range(12):  # over several ledgers
+        for number in range(12):  # across several ledgers
             one.acknowledge(name, [number])
     await one.settle()
     assert log._since_bytes - wrote < 12 * len(names)
@@ -128,10 +128,10 @@ async def test_acknowledgements_of_entries_in_a_row_are_few_records_as_well(monk
     assert {s.cursor.mark_delete for s in one.topic.subscriptions.values()} == {one.stored[-1]}
 
 
-async def test_acknowledgements_are_made_together_also_in_a_turn_that_dispatches(
+async def test_acknowledgements_are_combined_even_in_a_turn_that_dispatches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each subscription that is sent something would have to make its own before."""
+    """Otherwise each subscription that is sent something would write its own first."""
     names = [f"s{number}" for number in range(2 * MANY)]
     one = await region(**dict.fromkeys(names, False))
     one.topic.begin()
@@ -180,7 +180,7 @@ async def test_nothing_is_confirmed_before_the_record_is_on_disk() -> None:
     assert {s.cursor.mark_delete for s in one.topic.subscriptions.values()} == {one.stored[1]}
 
 
-async def test_another_record_is_written_behind_what_was_gathered_before_it() -> None:
+async def test_other_records_are_written_after_acknowledgements_gathered_earlier() -> None:
     one = await region(**{f"s{number}": False for number in range(4)})
     for number in range(4):
         one.acknowledge(f"s{number}", [0])
@@ -197,7 +197,7 @@ async def test_another_record_is_written_behind_what_was_gathered_before_it() ->
     assert not one.topic.subscriptions["s1"].cursor.progress.is_acked("us", one.stored[5])
 
 
-async def test_snapshots_between_them_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_snapshots_in_between_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"s{number}" for number in range(20)]
     one = await region(**dict.fromkeys(names, False))
     monkeypatch.setattr(progress_log, "ROLL_RECORDS", 8)
@@ -214,7 +214,7 @@ async def test_snapshots_between_them_lose_nothing(monkeypatch: pytest.MonkeyPat
     assert {s.cursor.mark_delete for s in one.topic.subscriptions.values()} == {one.stored[-1]}
 
 
-async def test_a_rewound_subscription_acknowledges_by_itself() -> None:
+async def test_a_rewound_subscription_acknowledges_separately() -> None:
     names = [f"s{number}" for number in range(4)]
     one = await region(**dict.fromkeys(names, False))
     for name in names[:3]:
@@ -226,13 +226,14 @@ async def test_a_rewound_subscription_acknowledges_by_itself() -> None:
     await seeking.seek(rewound.cursor, one.stored[0])
     await one.settle()
     assert rewound.cursor.mark_delete < one.stored[0]
-    one.acknowledge("s3", [0])  # a client may still hold it from before: an acknowledgement in the older epoch (R13)
+    # a client may hold it from before the rewind: an acknowledgement in the older epoch (R13)
+    one.acknowledge("s3", [0])
     await one.settle()
     assert rewound.cursor.mark_delete < one.stored[0]
 
 
 class Port:
-    """A connection that takes a message or none."""
+    """A connection that accepts a message, or none."""
 
     def __init__(self) -> None:
         self.is_full = False
@@ -269,7 +270,7 @@ async def test_a_slow_consumer_delays_no_other_and_goes_on_once_it_reads() -> No
     assert ports["slow"].got == ports["quick"].got == one.stored
 
 
-async def test_permits_that_come_late_are_used_at_once() -> None:
+async def test_late_permits_are_used_at_once() -> None:
     one = await region(sub=False)
     one.topic.begin()
     port, found = Port(), one.topic.subscriptions["sub"]
@@ -283,7 +284,7 @@ async def test_permits_that_come_late_are_used_at_once() -> None:
     assert port.got == one.stored[:8]
 
 
-async def test_many_that_are_owed_the_same_after_a_restart_read_it_from_the_store_once_or_twice(
+async def test_many_subscriptions_owed_the_same_after_a_restart_read_it_once_or_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = [f"s{number}" for number in range(200)]

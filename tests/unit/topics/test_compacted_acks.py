@@ -26,7 +26,7 @@ from support.worlds.topic_record import TopicRecord
 
 
 class Record(TopicRecord):
-    """With the part that names the view in force, and ledgers whose numbers leave room for other regions'."""
+    """A topic record that names the current view, with gaps between ledger ids for other regions'."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Record(TopicRecord):
 
 
 class CompactedWorld(Region):
-    """A topic with keys, and one consumer of it (which is its own port)."""
+    """A topic with keys, and one consumer of it (which is also its port)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class CompactedWorld(Region):
         )
 
     def replace_consumer(self) -> None:
-        """The one there was is gone, and with it what it held."""
+        """The earlier consumer is gone, with the messages it held."""
         self.subscription.remove_consumer(self.consumer)
         self.consumer = self.new_consumer()
         self.got.clear()
@@ -76,7 +76,7 @@ class CompactedWorld(Region):
         def stored(_: Any, first: Any) -> None:
             self.stored.append(first)
 
-        for key in keys:  # more than one letter: a batch
+        for key in keys:  # several letters: a batch
             messages = [Message(one, b"v") for one in key]
             body = single_body(messages[0], BEGAN_MS) if len(key) == 1 else batch_body(messages, BEGAN_MS)
             flags = 0 if len(key) == 1 else BATCH
@@ -90,7 +90,7 @@ class CompactedWorld(Region):
         assert self.topic.compaction.status is Status.SUCCESS
 
     async def receive(self) -> None:
-        """All that there is is sent."""
+        """Send everything there is."""
         await self.topic.compaction.prepare()
         if not self.subscription.consumers:
             self.subscription.add_consumer(self.consumer, EXCLUSIVE)
@@ -106,7 +106,7 @@ class CompactedWorld(Region):
         return answer
 
     def acked(self) -> list[int]:
-        """Which of the entries that were published."""
+        """The acknowledged ones of the published entries."""
         progress = self.subscription.cursor.progress
         return [number for number, place in enumerate(self.stored) if progress.is_acked("us", place)]
 
@@ -123,7 +123,7 @@ class CompactedWorld(Region):
 
 
 async def world(*, compacted: bool = True) -> CompactedWorld:
-    """Twelve entries in three ledgers, all of different keys, in the view if there is one."""
+    """Twelve entries with different keys in three ledgers, all in the view if there is one."""
     one = CompactedWorld()
     await one.open(compacted=compacted)
     await one.publish_keys(*"abcdefghijkl")
@@ -137,7 +137,7 @@ async def world(*, compacted: bool = True) -> CompactedWorld:
     "place", [Position(0, 5), Position(0, 1 << 32), Position(0, 1 << 40), Position(3, -1), Position(3, 0)]
 )
 async def test_an_id_of_another_region_acknowledges_nothing(compacted: bool, place: Position) -> None:
-    """It lies between two entries of this region, and is neither."""
+    """It lies between two entries of this region without being either."""
     one = await world(compacted=compacted)
     await one.receive()
     assert one.got == one.stored
@@ -149,7 +149,7 @@ async def test_an_id_of_another_region_acknowledges_nothing(compacted: bool, pla
     assert one.acked() == []
 
 
-async def test_an_id_that_no_entry_can_have_does_not_disturb_single_acknowledgements() -> None:
+async def test_an_impossible_id_does_not_disturb_individual_acknowledgements() -> None:
     one = await world()
     await one.receive()
     hostile = Position(one.stored[0].ledger, 1 << 40)
@@ -159,7 +159,7 @@ async def test_an_id_that_no_entry_can_have_does_not_disturb_single_acknowledgem
     assert one.acked() == [0, 2]
 
 
-async def test_an_entry_of_the_view_acknowledges_what_the_view_has_up_to_it() -> None:
+async def test_acknowledging_an_entry_of_the_view_covers_the_view_up_to_it() -> None:
     one = await world()
     await one.publish_keys("a", "c")
     await one.compact()
@@ -172,8 +172,8 @@ async def test_an_entry_of_the_view_acknowledges_what_the_view_has_up_to_it() ->
     assert one.acked() == [1, *range(3, 8)]
 
 
-async def test_an_entry_that_was_sent_counts_although_the_view_has_lost_it() -> None:
-    """It was compacted away and trimmed while its consumer held it; entries before it are in the view alone."""
+async def test_a_sent_entry_counts_although_the_view_has_lost_it() -> None:
+    """It was compacted away and trimmed while its consumer held it; earlier entries are only in the view."""
     one = await world()
     await one.topic.log.trim(one.stored[9], 0, None)
     await one.receive()
@@ -191,7 +191,7 @@ async def test_an_entry_that_was_sent_counts_although_the_view_has_lost_it() -> 
 
 
 async def held(*keys: str) -> CompactedWorld:
-    """A consumer that was sent ``keys``, of which a compaction then took out what the last of them say anew."""
+    """A consumer that was sent ``keys``; then a compaction removed those that the last ones replace."""
     one = CompactedWorld()
     await one.open(compacted=True)
     await one.publish_keys(*keys)
@@ -201,7 +201,7 @@ async def held(*keys: str) -> CompactedWorld:
     return one
 
 
-async def test_what_was_sent_before_it_was_compacted_away_is_acknowledged() -> None:
+async def test_entries_sent_before_they_were_compacted_away_are_acknowledged() -> None:
     one = await held(*"abcabcad")
     assert await one.acknowledge_up_to(one.stored[4]) is None
     assert one.acked() == [0, 1, 2, 3, 4]
@@ -209,13 +209,13 @@ async def test_what_was_sent_before_it_was_compacted_away_is_acknowledged() -> N
     assert one.acked() == list(range(7))
 
 
-async def test_an_id_before_everything_that_the_view_holds_acknowledges_what_was_taken_out() -> None:
+async def test_an_id_before_the_whole_view_acknowledges_removed_entries() -> None:
     one = await held(*"aaab")
     assert await one.acknowledge_up_to(one.stored[1]) is None
     assert one.acked() == [0, 1]
 
 
-async def test_what_was_taken_out_of_a_view_and_out_of_the_log_is_acknowledged() -> None:
+async def test_entries_removed_from_the_view_and_the_log_are_acknowledged() -> None:
     one = await held(*"aaaaaaaaab")
     assert one.subscription.cursor.mark_delete == one.stored[7]
     await one.topic.log.trim(one.stored[7], 0, None)
@@ -228,8 +228,8 @@ async def test_what_was_taken_out_of_a_view_and_out_of_the_log_is_acknowledged()
 
 
 @pytest.mark.parametrize("how", ["replaced", "redelivered"])
-async def test_what_is_taken_out_and_was_not_sent_since_reading_began_anew_is_not_acknowledged(how: str) -> None:
-    """Its consumer lost it unseen, and nobody is sent it here any more: another region may be."""
+async def test_removed_entries_not_sent_since_reading_restarted_are_not_acknowledged(how: str) -> None:
+    """Its consumer lost it unseen and nobody here is sent it any more, but another region may deliver it."""
     one = await held(*"aaab")
     if how == "replaced":
         one.replace_consumer()
@@ -242,7 +242,7 @@ async def test_what_is_taken_out_and_was_not_sent_since_reading_began_anew_is_no
     assert one.acked() == [2, 3]
 
 
-async def test_what_was_sent_again_before_it_was_taken_out_is_acknowledged() -> None:
+async def test_entries_redelivered_before_their_removal_are_acknowledged() -> None:
     one = await held(*"ab")
     one.replace_consumer()
     await one.receive()
@@ -252,7 +252,7 @@ async def test_what_was_sent_again_before_it_was_taken_out_is_acknowledged() -> 
     assert one.acked() == [0, 1]
 
 
-async def test_of_a_batch_that_lost_messages_after_it_was_sent_all_are_acknowledged() -> None:
+async def test_a_batch_that_lost_messages_after_it_was_sent_is_acknowledged_whole() -> None:
     one = await held("abc", "a", "xy", "x", "y")
     assert await one.acknowledge_up_to(one.stored[0]) is None
     assert one.acked() == [0]
@@ -262,7 +262,7 @@ async def test_of_a_batch_that_lost_messages_after_it_was_sent_all_are_acknowled
     assert one.acked() == [0, 1, 2, 3]
 
 
-async def test_of_a_batch_a_consumer_that_got_it_thinned_acknowledges_what_it_got() -> None:
+async def test_a_consumer_of_a_compacted_batch_acknowledges_what_it_got() -> None:
     one = await held("abc", "a")
     one.replace_consumer()
     await one.receive()
@@ -271,8 +271,8 @@ async def test_of_a_batch_a_consumer_that_got_it_thinned_acknowledges_what_it_go
     assert one.subscription.cursor.progress.remaining("us", one.stored[0], 3) == 0b001
 
 
-async def test_what_stands_before_the_last_acknowledgement_and_comes_again_is_not_acknowledged() -> None:
-    """Official clients drop what they are sent up to their last cumulative acknowledgement."""
+async def test_entries_redelivered_before_the_last_acknowledgement_are_not_acknowledged() -> None:
+    """Official clients drop what is redelivered up to their last cumulative acknowledgement."""
     one = await world()
     await one.receive()
     assert await one.acknowledge_up_to(one.stored[5]) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compaction of logs in memory: what stays, what goes, and that every region comes to the same view (R50)."""
+"""Compaction of in-memory logs: what stays, what is removed, and that every region gets the same view (R50)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ steps = st.lists(
 
 
 class Geo:
-    """Three regions, and what of each other's entries they have."""
+    """Three regions, and which of each other's entries they have."""
 
     def __init__(self) -> None:
         self.regions = [Region(name, keys=3) for name in REGIONS]
@@ -111,7 +111,7 @@ def test_every_region_compacts_to_the_same_view_in_whatever_order_messages_arriv
 def view_of(
     bodies: list[tuple[bytes, int]], *, compact_after: tuple[int, ...] = (), **options: Any
 ) -> tuple[Region, list[Position]]:
-    """A region that was published to and compacted, also after these numbers of entries."""
+    """A region with published entries, compacted at the end and after each of these numbers of entries."""
 
     async def play() -> tuple[Region, list[Position]]:
         region = Region("one", by_time=False, **options)
@@ -132,12 +132,12 @@ region_entries: list[Any] = []
 
 
 def seen(bodies: list[tuple[bytes, int]], **options: Any) -> list[int]:
-    """Which of the entries the view holds."""
+    """The entries that the view contains."""
     _, positions = view_of(bodies, **options)
     return [positions.index(position) for position, _, _ in region_entries[0]]
 
 
-def test_in_one_region_the_later_place_wins_whatever_the_clocks_say() -> None:
+def test_in_one_region_the_later_position_wins_whatever_the_clocks_say() -> None:
     bodies = [(single_body(Message("k", b"%d" % at), 100 - at), 0) for at in range(4)]
     assert seen(bodies) == [3]
     assert seen(bodies, compact_after=(1, 2)) == [3]
@@ -150,7 +150,7 @@ def test_an_empty_message_deletes_its_key_and_a_later_one_brings_it_back() -> No
     assert seen([put, delete, put], compact_after=(1, 2)) == [2]
 
 
-def test_markers_go_and_messages_without_a_key_stay_unless_they_are_not_wanted() -> None:
+def test_markers_are_removed_and_messages_without_a_key_stay_unless_unwanted() -> None:
     keyless = single_body(Message(None, b"v"), 1)
     bodies = [(keyless, 0), (keyless, MARKER), (batch_body([Message(None, b"1"), Message("k", b"2")], 1), 0)]
     assert seen(bodies) == [0, 2]
@@ -165,10 +165,10 @@ def test_a_chunked_message_stays_or_goes_as_a_whole() -> None:
     mixed = [first[0], second[0], first[1], second[1], first[2]]
     assert seen(mixed) == [0, 2, 4]
     assert seen(mixed, compact_after=(1, 2, 3, 4)) == [0, 2, 4]
-    assert seen([*second, *first[:2]]) == [0, 1, 2, 3], "one that is not complete yet stays beside the one before"
+    assert seen([*second, *first[:2]]) == [0, 1, 2, 3], "an incomplete one stays beside the one before it"
 
 
-def test_what_cannot_be_opened_stays_whole() -> None:
+def test_entries_that_cannot_be_decoded_stay_whole() -> None:
     old = [Message("k", b"1"), Message("l", b"1")]
     encrypted = (batch_body(old, 1, encrypted=True), 0)
     damaged = (batch_body(old, 1)[:-1], 0)
@@ -178,7 +178,7 @@ def test_what_cannot_be_opened_stays_whole() -> None:
 
 
 @pytest.mark.parametrize("codec", [pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY])
-def test_a_batch_is_made_again_with_its_indexes_and_its_codec(codec: int) -> None:
+def test_a_batch_is_rebuilt_with_its_indexes_and_its_codec(codec: int) -> None:
     first = [Message("a", b"1" * 100), Message("b", b"2" * 100), Message("c", b"3" * 100)]
     bodies = [(batch_body(first, 1, compression=codec), 0), (single_body(Message("b", b"9"), 1), 0)]
     region, _ = view_of(bodies, compact_after=(1,))
@@ -191,7 +191,7 @@ def test_a_batch_is_made_again_with_its_indexes_and_its_codec(codec: int) -> Non
     assert region.view.record.entries == 2
 
 
-def test_a_key_that_is_no_text_costs_the_entry_its_key_and_nothing_else() -> None:
+def test_a_key_that_is_not_text_costs_the_entry_only_its_key() -> None:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1).SerializeToString()
     odd = build_body(metadata + b"\x32\x02\xff\xfe", b"v")
     in_batch = batch_body([Message("kk", b"v")], 1).replace(b"kk", b"\xff\xfe")
@@ -206,7 +206,7 @@ def test_a_batch_of_too_many_messages_stays_whole() -> None:
     assert finished(open_batch(body, large, large.uncompressed_size - 1)) is None
 
 
-def test_a_batch_is_opened_in_small_steps() -> None:
+def test_a_batch_is_decoded_in_small_steps() -> None:
     body = batch_body([Message("k")] * 20 * SOME, 1, compression=pb.ZSTD)
     metadata = parse(body)
     steps = list(open_batch(body, metadata, 1 << 30))
@@ -220,7 +220,7 @@ def test_a_message_of_a_batch_with_very_large_metadata_is_not_parsed() -> None:
 
 
 @pytest.mark.parametrize("codec", [pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY])
-def test_a_codec_gives_back_what_it_was_given_and_never_more_than_was_announced(codec: int) -> None:
+def test_a_codec_returns_its_input_and_never_more_than_was_announced(codec: int) -> None:
     whole = bytes(range(256)) * (3 * PIECE_BYTES // 256) + b"end"
     packed = finished(compress(codec, whole))
     assert finished(decompress(codec, packed, len(whole), len(whole))) == whole
@@ -231,12 +231,12 @@ def test_a_codec_gives_back_what_it_was_given_and_never_more_than_was_announced(
         finished(decompress(codec, packed[:-9], len(whole), 1 << 30))
 
 
-def test_a_batch_of_many_messages_is_compacted_in_turns_and_can_be_stopped_in_between() -> None:
+def test_a_batch_of_many_messages_is_compacted_in_turns_and_can_be_interrupted() -> None:
     class Stopped(Exception):
         pass
 
     class Checks:
-        """Raises at the ``last`` time that it is asked."""
+        """Raises at the ``last`` check."""
 
         def __init__(self, last: int) -> None:
             self.asked = 0
@@ -266,7 +266,7 @@ def test_a_batch_of_many_messages_is_compacted_in_turns_and_can_be_stopped_in_be
 
 
 class Hurried(LoopScheduler):
-    """Waits for nothing, and notes how long it should have."""
+    """Does not wait, and records how long it should have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class Hurried(LoopScheduler):
         return super().later(0, callback)
 
 
-def test_an_entry_that_an_older_version_let_in_with_a_wild_count_holds_compaction_up_for_seconds_at_most() -> None:
+def test_an_entry_of_an_older_version_with_an_absurd_count_delays_compaction_by_seconds_at_most() -> None:
     async def play() -> None:
         region = Region("one", by_time=False)
         rate = 16 << 20
@@ -306,7 +306,7 @@ def test_memory_for_few_keys_gives_the_same_view(
     assert seen(bodies, keys=keys, compact_after=tuple(compact_after)) == expected
 
 
-def test_a_view_knows_where_each_of_its_entries_is() -> None:
+def test_a_view_knows_the_position_of_each_entry() -> None:
     bodies = [(single_body(Message("k" if at % 3 else None, b"v"), 1), 0) for at in range(14)]
     region, positions = view_of(bodies)
     view = region.view

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cumulative acknowledgement claims, by whole ledgers or entry by entry, and that others run meanwhile."""
+"""What a cumulative acknowledgement claims, by whole ledgers or entry by entry, and that other work runs meanwhile."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 OWN, OTHER, MARK, BACK, GAP = "own", "other", "mark", "back", "gap"
 """An own entry; one of another region; a marker; an own one that came back late; one of another region whose
-predecessor is not here."""
+predecessor is not stored here."""
 KINDS = st.sampled_from([OWN, OWN, OWN, OTHER, MARK, BACK, GAP])
 LEDGERS = st.lists(st.lists(KINDS, max_size=7) | st.integers(0, 7).map(lambda count: [OWN] * count), max_size=4)
 FIRST = 100
 
 
 class Entries(ReadableLog):
-    """A log of which there is nothing but the indexes."""
+    """A log that consists only of its indexes."""
 
     def __init__(self, ledgers: list[list[str]], packed: bool) -> None:
         super().__init__("here", None, CacheBudget(0), None)  # type: ignore[arg-type]
@@ -67,14 +67,14 @@ class Entries(ReadableLog):
         self._chapters[self._ids.index(ledger)].index = self.loaded[ledger]
 
     def forget(self) -> None:
-        """As ``cool_indexes`` does, whenever it likes."""
+        """As ``cool_indexes`` does, at any time."""
         for chapter in self._chapters:
             chapter.index = None
 
     def entry_by_entry(
         self, delta: Progress, epoch: Stamp, after: Position, upto: Position, exceptions: Exceptions
     ) -> int:
-        """What it all comes to, as plainly as can be."""
+        """The expected result, computed in the simplest way."""
         claimed = 0
         for position in self.places:
             place = self.loaded[position.ledger].place(position.entry)
@@ -110,7 +110,7 @@ def claims(draw: st.DrawFn) -> tuple[Entries, Position, Position, Exceptions]:
 
 
 @given(claims(), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.data())
-def test_by_runs_it_is_what_it_is_entry_by_entry(
+def test_by_runs_it_claims_the_same_as_entry_by_entry(
     claim: tuple[Entries, Position, Position, Exceptions], slice_: int, costs: int, rewound: bool, data: st.DataObject
 ) -> None:
     log, after, upto, exceptions = claim
@@ -146,8 +146,8 @@ def test_by_runs_it_is_what_it_is_entry_by_entry(
 
 
 @pytest.mark.parametrize(("kinds", "most"), [([OWN] * 50, 1), ([OWN, OTHER] * 25, 5)])
-def test_no_step_looks_at_more_than_a_slice(kinds: list[str], most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of own entries alone a ledger's first and last are looked at, of others each."""
+def test_no_step_examines_more_than_a_slice(kinds: list[str], most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In ledgers of own entries only the first and last are examined, in others each entry."""
     monkeypatch.setattr(log_walks, "SLICE", 5)
     log = Entries([kinds] * 3, packed=True)
     looked = 0
@@ -175,7 +175,7 @@ def consumer_of(one: Region) -> Consumer:
     return Consumer(subscription, _Nobody(), 0, "", 0, BEGAN_MS, None, None, subscription.cursor.progress.epoch)
 
 
-async def test_others_run_meanwhile_and_it_becomes_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_work_runs_meanwhile_and_it_becomes_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_walks, "SLICE", 2)
     monkeypatch.setattr(log_walks, "LEDGER_COSTS", 2)
     one = await region(s=True)
@@ -198,8 +198,8 @@ async def test_others_run_meanwhile_and_it_becomes_one_record(monkeypatch: pytes
     assert [change.kind for change in one.changes].count(Kind.ACKED) == 1
 
 
-async def test_what_is_sent_while_it_is_worked_out_is_not_meant_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R13: an acknowledgement of what was sent before a rewind does not count, though it is sent again meanwhile."""
+async def test_what_is_sent_while_it_is_computed_is_not_covered_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R13: acknowledging what was sent before a rewind does not count, even if it is sent again meanwhile."""
     monkeypatch.setattr(log_walks, "SLICE", 2)
     one = await region(s=True)
     await one.ack("s", range(12), 100)
@@ -220,7 +220,7 @@ async def test_what_is_sent_while_it_is_worked_out_is_not_meant_by_it(monkeypatc
     assert acked == [0, 1, 2]
 
 
-async def test_a_ledger_that_cannot_be_read_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreadable_ledger_is_reported_as_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     one = await region(s=True)
     await one.start()
     subscription, error = one.topic.subscriptions["s"], LedgerError("the disk is broken")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries that the disk damaged, seen from a topic of one region: who waits, who goes round, and what is claimed."""
+"""Entries damaged on disk, in a topic of one region: which subscriptions wait or skip them, and what is claimed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 
 class Port(_Nobody):
-    """A client that takes everything."""
+    """A client that accepts everything."""
 
     def __init__(self) -> None:
         self.got: list[Position] = []
@@ -33,7 +33,7 @@ class Port(_Nobody):
 
 @pytest.fixture
 def rotten(monkeypatch: pytest.MonkeyPatch) -> set[Position]:
-    """What the disk does not read well."""
+    """Entries that the disk returns damaged."""
     bad: set[Position] = set()
     read = MemoryReader.read
 
@@ -62,7 +62,7 @@ def numbers(one: Region, port: Port) -> list[int]:
 
 
 @pytest.mark.logs_error("fails its checksum")
-async def test_who_counts_on_an_order_waits_and_others_go_round(rotten: set[Position]) -> None:
+async def test_ordered_subscriptions_wait_and_others_skip(rotten: set[Position]) -> None:
     one = await region(exclusive=False, shared=False, keyed=False)
     rotten.add(one.stored[6])
     await one.start()
@@ -86,7 +86,7 @@ async def test_who_counts_on_an_order_waits_and_others_go_round(rotten: set[Posi
 
 @pytest.mark.logs_error("fails its checksum")
 async def test_a_cumulative_acknowledgement_claims_no_damaged_entry_that_was_not_sent(rotten: set[Position]) -> None:
-    """Its index comes into memory, and with it the damage, only while the acknowledgement is looked up."""
+    """Its index, and with it the damage, is loaded only while the acknowledgement is looked up."""
     one = await region(s=False)
     rotten |= {one.stored[2], one.stored[6]}
     await one.start()
@@ -119,11 +119,11 @@ async def test_an_entry_that_was_sent_before_it_was_damaged_is_acknowledged(rott
     one.scheduler.ms += PATIENCE_MS
     one.topic.repair.noticed()
     await one.settle()
-    assert one.topic.gaps.all() == [], "nobody is owed it any more"
+    assert one.topic.gaps.all() == [], "it is no longer owed to anybody"
 
 
 @pytest.mark.logs_error("fails its checksum")
-async def test_a_stretch_of_damaged_entries_of_a_ledger_is_one_gap(rotten: set[Position]) -> None:
+async def test_consecutive_damaged_entries_of_a_ledger_are_one_gap(rotten: set[Position]) -> None:
     one = await region(s=False)
     rotten |= set(one.stored[6:9])
     await one.start()
@@ -138,7 +138,7 @@ async def test_a_stretch_of_damaged_entries_of_a_ledger_is_one_gap(rotten: set[P
 
 
 @pytest.mark.logs_error("fails its checksum")
-async def test_a_reader_waits_as_others_do_and_passes_what_is_lost(rotten: set[Position]) -> None:
+async def test_a_reader_waits_as_others_do_and_skips_what_is_lost(rotten: set[Position]) -> None:
     one = await region(s=False)
     rotten.add(one.stored[4])
     await one.start()
@@ -151,7 +151,7 @@ async def test_a_reader_waits_as_others_do_and_passes_what_is_lost(rotten: set[P
 
 
 @pytest.mark.logs_error("fails its checksum")
-async def test_very_many_damaged_entries_are_looked_at_in_turns_and_shown_as_one_gap(
+async def test_very_many_damaged_entries_are_processed_in_turns_and_shown_as_one_gap(
     rotten: set[Position], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repair, "AT_ONCE", 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deduplication is said to be on, or off, once that is on the disk: whoever publishes then relies on it."""
+"""Deduplication is reported as on or off once that is on disk: producers then rely on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.worlds.topic_world import TopicWorld
 
 
 class Slow(TopicRecord):
-    """What another one knew, in a store that takes its time to say where the next ledger goes."""
+    """Another log's state, in a store that is slow to say where the next ledger goes."""
 
     def __init__(self, before: TopicRecord) -> None:
         vars(self).update(vars(before))
@@ -28,7 +28,7 @@ class Slow(TopicRecord):
 
 
 async def opened_again() -> tuple[TopicWorld, Slow]:
-    """Its progress log has had nothing to write since, so that it has no ledger yet."""
+    """Its progress log has had nothing to write since, so it has no ledger yet."""
     world = TopicWorld()
     await world.open()
     world.record = record = Slow(world.record)
@@ -36,12 +36,12 @@ async def opened_again() -> tuple[TopicWorld, Slow]:
     return world, record
 
 
-async def test_a_switch_is_said_once_it_is_durable() -> None:
+async def test_a_switch_is_reported_once_it_is_durable() -> None:
     world, record = await opened_again()
     known = world.topic.deduplication
     assert known.status == "Disabled"
     known.follow(True)
-    assert known.enabled, "who publishes is looked at from now on"
+    assert known.enabled, "producers are checked from now on"
     assert known.status == "Recovering"
     record.goes_on.set()
     await world.settle()
@@ -53,7 +53,7 @@ async def test_a_switch_is_said_once_it_is_durable() -> None:
 
 
 async def test_only_the_last_switch_counts() -> None:
-    """Ids began anew while it was off: after a crash they must not be judged by those from before."""
+    """Ids started over while it was off: after a crash they must not be compared with earlier ones."""
     world, record = await opened_again()
     record.goes_on.set()
     known = world.topic.deduplication

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door: whatever a client says is either refused with a short reason or can be stored, read and sent on."""
+"""The door: what a client sends is either refused with a short reason, or can be stored, read and sent on."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ REGIONS = st.sampled_from(([], ["us-east"], ["r" * 255] * 128, ["r" * 255] * 200
 
 @st.composite
 def sends(draw: st.DrawFn) -> Send:
-    """Any SEND of which every number may be at the end of its type."""
+    """Any SEND, each number of which may be extreme for its type."""
     view = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
     for name in draw(st.lists(st.sampled_from(sorted(ENDS)), max_size=4)):
         setattr(view, name, draw(ENDS[name]))
@@ -104,7 +104,7 @@ def plain(**fields: Any) -> pb.MessageMetadata:
 
 
 def judged(asked: Send) -> MetadataView | None:
-    """The view, or None when it is refused; the reason names no more than a few numbers."""
+    """The parsed view, or None if it is refused; the reason contains only a few numbers."""
     try:
         return validation.message(asked, LARGEST, UNLIMITED)
     except (NotAllowed, BodyError) as refusal:
@@ -114,7 +114,7 @@ def judged(asked: Send) -> MetadataView | None:
 
 @THOROUGH
 @given(sends())
-def test_what_is_let_in_can_be_stored_read_back_and_sent_to_another_region(asked: Send) -> None:
+def test_what_is_accepted_can_be_stored_read_back_and_sent_to_another_region(asked: Send) -> None:
     view = judged(asked)
     if view is None:
         return
@@ -132,12 +132,13 @@ def test_what_is_let_in_can_be_stored_read_back_and_sent_to_another_region(asked
 
 @THOROUGH
 @given(sends(), st.sampled_from(U64), st.sampled_from((0, 1, 1 << 20, 1 << 31, (1 << 32) - 1)))
-def test_what_an_older_region_let_in_is_stored_with_sound_numbers(asked: Send, publish_ms: int, count: int) -> None:
+def test_what_an_older_region_accepted_is_stored_with_sound_numbers(asked: Send, publish_ms: int, count: int) -> None:
     stamp = peer_pb2.OriginStamp(
         region="r" * 255, messages=count, publish_time_ms=publish_ms, flags=(1 << 32) - 1, key_hash=(1 << 32) - 1
     )
     made = foreign_header(asked, stamp, EARLIEST, Position(3, 4), 1)
-    for header in (made, unpack(pack_foreign(made) + asked.body)):  # in memory until it is durable, and from the disk
+    # from memory until it is durable, and then from the disk
+    for header in (made, unpack(pack_foreign(made) + asked.body)):
         assert header.messages == (count if 1 <= count <= BATCH_LIMIT else 1)
         assert header.publish_time_ms == min(publish_ms, LATEST_TIME_MS)
         assert header.deliver_at_ms is None or 0 < header.deliver_at_ms <= LATEST_TIME_MS
@@ -168,7 +169,7 @@ def test_what_an_older_version_stored_is_read_with_sound_numbers(
 
 @THOROUGH
 @given(st.integers(1, 2000), st.binary(max_size=8), st.sampled_from((0, 2)), st.sampled_from(U64[:3]))
-def test_batches_as_clients_send_them_are_let_in(count: int, payload: bytes, codec: int, event_ms: int) -> None:
+def test_batches_as_clients_send_them_are_accepted(count: int, payload: bytes, codec: int, event_ms: int) -> None:
     batch = batch_of(payload, count)
     fields = {"num_messages_in_batch": count, "uncompressed_size": len(batch), "compression": codec}
     view = plain(**fields, event_time=event_ms, partition_key="k")
@@ -178,8 +179,8 @@ def test_batches_as_clients_send_them_are_let_in(count: int, payload: bytes, cod
     assert (let_in.num_messages, let_in.is_batch, let_in.event_time_ms) == (count, True, event_ms)
 
 
-def test_chunks_of_a_compressed_message_may_say_how_large_the_whole_is() -> None:
-    """Clients compress first and cut then; each chunk names the size of all."""
+def test_chunks_of_a_compressed_message_may_name_the_size_of_the_whole() -> None:
+    """Clients compress first and split afterwards; each chunk names the total size."""
     view = plain(compression=2, uncompressed_size=(1 << 32) - 1, chunk_id=1, num_chunks_from_msg=90, uuid="u")
     view.total_chunk_msg_size = 1 << 30
     assert validation.message(send(view, is_chunk=True), LARGEST, UNLIMITED).chunk_id == 1
@@ -215,12 +216,12 @@ REFUSED: dict[str, Send] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused(what: str) -> None:
+def test_refused_messages(what: str) -> None:
     with pytest.raises(NotAllowed):
         validation.message(REFUSED[what], LARGEST, UNLIMITED)
 
 
-def test_sizes_that_are_refused() -> None:
+def test_refused_sizes() -> None:
     for asked in (
         send(plain(), b"x" * LARGEST),
         send(plain(partition_key="k" * MESSAGE_METADATA_BYTES)),
@@ -249,7 +250,7 @@ ID = st.tuples(st.sampled_from(U64), st.sampled_from(U64), st.lists(WORD, max_si
 
 @THOROUGH
 @given(st.lists(ID, max_size=5))
-def test_what_an_ack_leaves_open_are_the_bits_that_each_of_its_sets_has(ids: list[tuple[int, int, list[int]]]) -> None:
+def test_an_ack_leaves_the_bits_that_are_in_all_its_sets(ids: list[tuple[int, int, list[int]]]) -> None:
     expected: dict[Position, int] = {}
     whole = set()
     for one, (_, _, words) in zip(ack(*ids).message_id, ids, strict=True):
@@ -270,14 +271,14 @@ def test_an_ack_has_no_more_bits_than_batches_have() -> None:
             validation.unacked_parts(refused)
 
 
-def test_numbers_that_no_position_has_are_sentinels() -> None:
+def test_numbers_beyond_positions_are_sentinels() -> None:
     places = [validation.position(pb.MessageIdData(ledgerId=ledger, entryId=entry)) for ledger in U64 for entry in U64]
     assert all(EARLIEST <= place <= LATEST for place in places)
     assert validation.end(7, (1 << 64) - 1) == Position(7, -1)
 
 
 def named(size: int) -> list[pb.KeyValue]:
-    """Properties of so many bytes."""
+    """Properties of that many bytes."""
     return [pb.KeyValue(key="k", value="v" * (size - 1))]
 
 
@@ -298,7 +299,7 @@ BAD_NAMES = (
 )
 
 
-def test_names_and_properties_that_anybody_could_read_back_are_let_in() -> None:
+def test_names_and_properties_that_can_be_read_back_are_accepted() -> None:
     for name in NAMES:
         fields: dict[str, Any] = {"topic": "t", "request_id": 1, "metadata": named(CLIENT_PROPERTIES_BYTES)}
         validation.producer(
@@ -311,7 +312,7 @@ def test_names_and_properties_that_anybody_could_read_back_are_let_in() -> None:
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_names_that_no_record_and_no_terminal_should_show_are_refused(name: str) -> None:
+def test_names_unfit_for_records_and_terminals_are_refused(name: str) -> None:
     for refused in (pb.CommandProducer(producer_name=name), pb.CommandProducer(initial_subscription_name=name)):
         with pytest.raises(NotAllowed) as refusal:
             validation.producer(refused, 0)
@@ -323,7 +324,7 @@ def test_names_that_no_record_and_no_terminal_should_show_are_refused(name: str)
         validation.subscription(name, ())
 
 
-def test_a_new_topic_has_a_name_that_is_shown_as_it_is() -> None:
+def test_a_new_topics_name_must_print_as_it_is() -> None:
     for name in ("t", "a b", "ö✓", "...", "\u05e9\u05dc\u05d5\u05dd", "a\u200db"):
         validation.new_topic(topic_name.of("t", "n", name))
         validation.subscription(name, ())
@@ -350,7 +351,7 @@ def test_more_properties_or_clients_than_a_connection_may_have_are_refused() -> 
 
 @THOROUGH
 @given(st.text(min_size=1, max_size=40), st.dictionaries(st.text(max_size=20), st.text(max_size=40), max_size=8))
-def test_a_subscription_that_is_let_in_fits_into_its_records(name: str, properties: dict[str, str]) -> None:
+def test_an_accepted_subscription_fits_into_its_records(name: str, properties: dict[str, str]) -> None:
     try:
         validation.subscription(name, properties.items())
     except NotAllowed:
@@ -363,7 +364,7 @@ def test_a_subscription_that_is_let_in_fits_into_its_records(name: str, properti
     assert encoded == json.dumps(fields, separators=(",", ":")).encode()
 
 
-def test_the_largest_subscription_fits_beside_its_progress_into_a_message_to_another_region() -> None:
+def test_the_largest_subscription_fits_with_its_progress_into_a_message_to_another_region() -> None:
     name, properties = "n" * NAME_BYTES, {"": "\x01" * SUBSCRIPTION_PROPERTIES_BYTES}
     validation.subscription(name, properties.items())
     record = encode_record(SubscriptionRecord(name, properties=properties))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drops on a real topic over ledgers in memory: random stories against a list of what is owed (R14, R12)."""
+"""Drops on a real topic over in-memory ledgers: random stories against a list of what is owed (R14, R12)."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ steps = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 60)), min_size
 
 
 @given(steps)
-def test_what_is_owed_is_what_nobody_acked_and_nothing_dropped(story: list[tuple[str, int]]) -> None:
+def test_owed_is_what_was_neither_acked_nor_dropped(story: list[tuple[str, int]]) -> None:
     asyncio.run(TopicWorld().live(story))

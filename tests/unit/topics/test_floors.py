@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of what is owed nowhere: known in memory before they are written, told once they are durable (R11, R60)."""
+"""Reports of what is owed nowhere: known in memory before they are written, sent once they are durable (R11, R60)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.worlds.topic_of_one_region import Region, region
 
 
 class Exchange:
-    """Notes what may be told, when it may be."""
+    """Records what may be sent, when it may be."""
 
     def __init__(self) -> None:
         self.told: list[Progress] = []
@@ -35,13 +35,13 @@ async def dropped_somewhere() -> tuple[Region, Exchange]:
 
 
 def hold(one: Region) -> Any:
-    """Writes reach the disk when the test says so."""
+    """Writes reach the disk only when the test says so."""
     store: Any = one.topic.progress_log._chain._store
     store._schedule = None
     return store
 
 
-async def test_a_report_on_its_way_to_the_disk_is_in_a_snapshot_and_told_to_nobody() -> None:
+async def test_a_report_not_on_disk_yet_is_in_a_snapshot_and_sent_to_nobody() -> None:
     one, exchange = await dropped_somewhere()
     store = hold(one)
     await floors._report(one.topic.subscriptions["sub"].cursor)
@@ -52,12 +52,12 @@ async def test_a_report_on_its_way_to_the_disk_is_in_a_snapshot_and_told_to_nobo
     assert [delta.reports.keys() for delta in exchange.told] == [{"us"}]
 
 
-async def test_a_report_that_was_told_outlives_a_roll_over_and_a_crash() -> None:
+async def test_a_sent_report_survives_a_roll_over_and_a_crash() -> None:
     one, exchange = await dropped_somewhere()
     log, save = one.topic.progress_log, one.record.save_progress_ledgers
 
     async def slow(ledgers: list[int], snapshot: tuple[bytes, ...] | None = None) -> None:
-        """A report comes while the new ledger is put on record, and its write takes longer than that."""
+        """A report arrives while the new ledger is being recorded, and its write takes longer than that."""
         if len(ledgers) == 2 and not one.topic.subscriptions["sub"].cursor.progress.reports:
             hold(one)
             await floors._report(one.topic.subscriptions["sub"].cursor)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that the replicator of a region of Apache Pulsar brings, where there is no other region of Meridian."""
+"""Messages from an Apache Pulsar region's replicator, where there is no other Meridian region."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_message_is_for_this_region_and_the_one_it_came_from() -> None:
     await one.settle()
     ((_, entry),) = await one.topic.log.read_after(EARLIEST, 10, 1 << 20)
     header = unpack(entry)
-    assert header.region is None, "there is no region to have an origin in common with"
+    assert header.region is None, "no region shares an origin with us"
     assert header.came_from == (APACHE, Position(3, 7))
     assert header.replicate_to == ("us", APACHE)
     assert port.answers == [("stored", 3, 7)]
@@ -48,8 +48,8 @@ async def test_a_message_is_for_this_region_and_the_one_it_came_from() -> None:
     brought=st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=6),
     ends=st.lists(st.sampled_from(["reconnect", "crash", "record"]), min_size=6, max_size=6),
 )
-async def test_each_is_stored_once_whatever_is_sent_again(brought: list[list[int]], ends: list[str]) -> None:
-    """A replicator begins again at an earlier place, in order; the broker crashes and replays its logs."""
+async def test_each_message_is_stored_once_whatever_is_sent_again(brought: list[list[int]], ends: list[str]) -> None:
+    """A replicator restarts at an earlier position, in order; the broker crashes and replays its logs."""
     one = await opened()
     producer, port = await entered(one)
     expected: list[Position] = []
@@ -73,7 +73,7 @@ async def test_each_is_stored_once_whatever_is_sent_again(brought: list[list[int
     await one.kill()
 
 
-async def test_what_is_not_stamped_is_stored_as_often_as_it_comes() -> None:
+async def test_unstamped_messages_are_stored_as_often_as_they_come() -> None:
     one = await opened()
     producer, port = await entered(one, names_sources=False)
     for _ in range(2):
@@ -83,8 +83,8 @@ async def test_what_is_not_stamped_is_stored_as_often_as_it_comes() -> None:
     assert await stored_sources(one) == [EARLIEST] * 2
 
 
-async def test_nothing_behind_a_refused_message_is_stored() -> None:
-    """Else it would be taken for a repeat when it comes again, because later ones are stored."""
+async def test_nothing_after_a_refused_message_is_stored() -> None:
+    """Otherwise it would be taken for a repeat when it comes again, because later ones are stored."""
     one = await opened()
     producer, port = await entered(one)
     for send in (sent(1, "3:1"), sent(2, "3:2", replicated_from="elsewhere"), sent(3, "3:3")):
@@ -115,20 +115,20 @@ def test_no_source_position(text: str) -> None:
     assert source_of(sent(1, text).body) is None
 
 
-async def test_one_without_a_valid_position_is_refused_where_positions_are_named() -> None:
+async def test_a_message_without_a_valid_position_is_refused_where_positions_are_named() -> None:
     one = await opened()
     producer, port = await entered(one)
     one.topic.publish_foreign(producer, sent(1, "three"))
     assert [kind for kind, *_ in port.answers] == ["refused", "closed"]
 
 
-async def test_how_far_it_was_served_survives_and_holds_retention() -> None:
+async def test_the_position_served_survives_a_restart_and_holds_retention() -> None:
     one = await opened()
     await one.publish(4)
     one.topic.region_joined(APACHE)
     assert one.topic.needed_from() == EARLIEST
     one.topic.pulsar.served(APACHE, one.stored[2], one.stored[1])
-    assert one.topic.needed_from() == EARLIEST, "it is not on record yet"
+    assert one.topic.needed_from() == EARLIEST, "it is not recorded yet"
     one.topic.pulsar.record()
     await one.settle()
     assert one.topic.needed_from() == one.stored[2]
@@ -142,10 +142,10 @@ async def test_how_far_it_was_served_survives_and_holds_retention() -> None:
     await one.settle()
     await one.kill()
     await one.start()
-    assert one.topic.pulsar.reached(APACHE) == (EARLIEST, EARLIEST), "a region that comes back begins anew"
+    assert one.topic.pulsar.reached(APACHE) == (EARLIEST, EARLIEST), "a region that returns starts over"
 
 
-async def test_a_record_that_cannot_be_read_says_why() -> None:
+async def test_an_unreadable_record_says_why() -> None:
     one = await opened()
     with pytest.raises(PulsarPlacesError, match=r"newer version of Meridian \(format 3, this one reads up to 2\)"):
         one.topic.pulsar.replay(APACHE, b"\x03" + bytes(64))
@@ -153,7 +153,7 @@ async def test_a_record_that_cannot_be_read_says_why() -> None:
         one.topic.pulsar.replay(APACHE, b"\x02" + bytes(64))
 
 
-async def test_a_region_that_names_no_sources_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_region_that_names_no_sources_causes_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     one = Region()
     await one.start()
     producer, _ = await entered(one, names_sources=False)

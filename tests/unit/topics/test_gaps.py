@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topic knows of entries that their origin can no longer send (R4)."""
+"""What a topic knows about entries that their origin can no longer send (R4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from meridian_broker.positions.position import Position
 from support.worlds.topic_of_one_region import region
 
 
-async def test_a_gap_that_grew_while_regions_were_asked_is_asked_about_again() -> None:
+async def test_a_gap_that_grew_while_regions_were_asked_is_requested_again() -> None:
     gaps = (await region()).topic.gaps
     gaps.told("eu", Position(5, 9))
     asked = gaps.open()[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a region learns from its own entries that others gave back (R5), and what is said when it waits no more."""
+"""What a region learns from its own entries that others returned (R5), and what is reported when it stops waiting."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from support.worlds.topic_world import TopicWorld
 
 
 def returned(origin: Position, region: str = "here") -> tuple[EntryHeader, bytes]:
-    """A message of producer ``p`` with sequence id 1, as another region gives it back."""
+    """A message of producer ``p`` with sequence id 1, as another region returns it."""
     body = single_body(Message(None, b"x"), 1)
     checksum = body_checksum(body)
     return EntryHeader(2, 0, 1, 0, checksum, 1, 1, EARLIEST, region, origin, None, None), body
 
 
-async def test_a_repeat_of_a_message_that_came_back_is_a_repeat() -> None:
-    """R5, R6: its producer has no receipt and sends it again; whether before or after a restart, it is there."""
+async def test_a_repeat_of_a_returned_message_is_a_repeat() -> None:
+    """R5, R6: its producer has no receipt and sends it again, before or after a restart: it is stored already."""
     world = TopicWorld()
     await world.open()
     world.topic.deduplication.follow(True)
@@ -29,7 +29,7 @@ async def test_a_repeat_of_a_message_that_came_back_is_a_repeat() -> None:
     assert world.topic.deduplication.last_sequence_id("p") == 1
 
 
-async def test_a_restart_counts_what_came_back_and_nothing_of_other_regions() -> None:
+async def test_a_restart_counts_returned_entries_and_none_of_other_regions() -> None:
     world = TopicWorld()
     await world.open()
     world.topic.deduplication.follow(True)
@@ -45,7 +45,7 @@ async def test_a_restart_counts_what_came_back_and_nothing_of_other_regions() ->
         assert world.topic.deduplication.last_sequence_id("p") == (1 if header.region == "here" else -1)
 
 
-def test_holes_that_are_given_up_are_counted() -> None:
+def test_abandoned_holes_are_counted() -> None:
     holes = Holes()
     for number in range(HOLES_MAX + 2):
         holes.open("us", Position(number, 5), Position(number + 1, 0))

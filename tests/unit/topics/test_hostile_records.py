@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subscription records come from other regions as JSON: whatever it holds is a record that can be kept, or refused."""
+"""Subscription records come from other regions as JSON: each is a record that can be stored, or refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIELDS = (*GOOD, "deleted", "forced", "scope", "homes", "scope_stamp", "witness"
 
 @settings(max_examples=500, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3))
-def test_a_record_that_is_taken_can_be_kept_and_told_on(odd: dict[str, Any]) -> None:
+def test_an_accepted_record_can_be_stored_and_passed_on(odd: dict[str, Any]) -> None:
     try:
         record = decode_record(json.dumps({**GOOD, **odd}).encode())
     except ValueError as refusal:
@@ -40,12 +40,12 @@ def test_a_record_that_is_taken_can_be_kept_and_told_on(odd: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     "data", [b"[" * 200_000, b'{"name":' * 50_000, b"\xff", b"null", b"[]", b"1" * 5000], ids=lambda data: data[:9]
 )
-def test_what_is_no_record_is_refused(data: bytes) -> None:
+def test_invalid_records_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="is not a subscription record"):
         decode_record(data)
 
 
-async def test_a_region_that_sends_no_record_or_one_of_another_name_is_told_so() -> None:
+async def test_a_region_that_sends_no_record_or_one_of_another_name_gets_an_error() -> None:
     one = await region(shared=True)
     before = dict(one.topic.subscriptions)
     told: list[str | None] = []

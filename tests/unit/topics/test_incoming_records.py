@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws of what follows when a subscription's record comes (R15-R17): from other regions, and out of the log again."""
+"""Laws for incoming subscription records (R15-R17): from other regions, and read back from the log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tombstones(draw: st.DrawFn) -> SubscriptionRecord:
 
 @st.composite
 def living(draw: st.DrawFn, *, shared: bool = True) -> SubscriptionRecord:
-    """What the flag says, and which properties there are, is told by the stamp: no two regions write the same one."""
+    """The stamp determines flag and properties: no two regions write the same stamp."""
     life, created, flag = draw(lives), draw(stamps), draw(stamps)
     is_on = shared and (flag.time_ms + len(flag.region)) % 2 == 0
     return SubscriptionRecord("sub", is_on, flag if shared else ZERO, created, {"made": str(created)}, life)
@@ -37,7 +37,7 @@ records = st.one_of(living(), tombstones())
 
 
 def after(here: Here, came: Decision) -> Here:
-    """What is known once somebody has done as the decision says."""
+    """The state after the decision was carried out."""
     verdict, record, _ = came
     if verdict in (Verdict.NOTHING, Verdict.REFUSE):
         return here
@@ -58,8 +58,8 @@ def joined(came: tuple[SubscriptionRecord, ...], here: Here = Here()) -> Here:  
 
 @THOROUGH
 @given(st.lists(records, max_size=4, unique_by=lambda one: (one.deleted, one.is_gone, one.created, one.flag_stamp)))
-def test_regions_agree_in_whatever_order_they_hear(came: list[SubscriptionRecord]) -> None:
-    forced = {one.deleted: one.forced for one in came if one.is_gone}  # a deletion has one stamp, and is forced or not
+def test_regions_agree_in_any_order_of_records(came: list[SubscriptionRecord]) -> None:
+    forced = {one.deleted: one.forced for one in came if one.is_gone}  # one deletion per stamp, forced or not
     came = [replace(one, forced=forced[one.deleted]) if one.is_gone else one for one in came]
     outcomes = {repr(joined(order)) for order in permutations(came)}
     assert len(outcomes) == 1
@@ -67,26 +67,28 @@ def test_regions_agree_in_whatever_order_they_hear(came: list[SubscriptionRecord
 
 @THOROUGH
 @given(records, st.lists(records, max_size=4))
-def test_what_was_heard_says_nothing_a_second_time(came: SubscriptionRecord, before: list[SubscriptionRecord]) -> None:
+def test_a_repeated_record_changes_nothing(came: SubscriptionRecord, before: list[SubscriptionRecord]) -> None:
     here = joined((*before, came))
     assert told(came, here, NOW_MS).verdict is Verdict.NOTHING
 
 
 @THOROUGH
 @given(st.lists(records, max_size=4), records)
-def test_a_life_that_is_over_does_not_come_back(before: list[SubscriptionRecord], came: SubscriptionRecord) -> None:
+def test_a_deleted_incarnation_does_not_return(before: list[SubscriptionRecord], came: SubscriptionRecord) -> None:
     here = joined(tuple(before))
     known, now = (one.held or one.grave for one in (here, after(here, told(came, here, NOW_MS))))
     if known is not None:
         assert now is not None
-        # A life is named by the deletion before it: of two with one stamp, the subscription follows the tombstone.
+        # An incarnation is named by the deletion before it: with equal stamps, the subscription follows the tombstone.
         assert (now.deleted, not now.is_gone) >= (known.deleted, not known.is_gone)
 
 
 @THOROUGH
 @given(living(shared=False), st.lists(records, max_size=4))
-def test_nobody_else_ends_what_was_always_ours_alone(own: SubscriptionRecord, came: list[SubscriptionRecord]) -> None:
-    """Of the same life, what others have may be joined with it: then it is not ours alone any more."""
+def test_no_other_region_deletes_what_was_always_ours_alone(
+    own: SubscriptionRecord, came: list[SubscriptionRecord]
+) -> None:
+    """Others' state of the same incarnation may be merged into it: then it is no longer ours alone."""
     here = Here(own)
     for one in came:
         decision = told(one, here, NOW_MS)
@@ -102,7 +104,7 @@ def test_nobody_else_ends_what_was_always_ours_alone(own: SubscriptionRecord, ca
 def test_a_restart_finds_what_was_adopted(
     first: SubscriptionRecord, came: list[SubscriptionRecord], is_own: bool
 ) -> None:
-    """Read back out of the log, what each decision writes makes the same subscription and the same tombstone."""
+    """Read back from the log, each decision's records give the same subscription and the same tombstone."""
     if is_own:
         first = replace(first, replicated=False, flag_stamp=ZERO)
     here, log = Here(first, first.is_known_elsewhere), [first]
@@ -119,8 +121,8 @@ def test_a_restart_finds_what_was_adopted(
 
 @THOROUGH
 @given(living(shared=False), records)
-def test_one_that_stands_in_follows_what_is_told(own: SubscriptionRecord, came: SubscriptionRecord) -> None:
-    """It was made again because its record is damaged: which life it was of, the others know better."""
+def test_a_stand_in_follows_what_other_regions_report(own: SubscriptionRecord, came: SubscriptionRecord) -> None:
+    """It was recreated because its record is damaged: the other regions know its incarnation better."""
     decision = told(came, Here(own, stands_in=True), NOW_MS)
     assert decision.verdict is not Verdict.REFUSE
     if came.deleted == own.deleted and not came.is_gone and decision.verdict is not Verdict.NOTHING:
@@ -131,7 +133,7 @@ def test_one_that_stands_in_follows_what_is_told(own: SubscriptionRecord, came: 
 
 @THOROUGH
 @given(tombstones(), st.booleans(), st.booleans())
-def test_clients_are_kept_out_after_a_deletion_that_may_surprise_them(
+def test_clients_are_kept_out_after_an_unexpected_deletion(
     came: SubscriptionRecord, is_there: bool, has_consumers: bool
 ) -> None:
     held = SubscriptionRecord("sub", True, Stamp(1, 0, "us"), Stamp(1, 0, "us"))
@@ -140,7 +142,7 @@ def test_clients_are_kept_out_after_a_deletion_that_may_surprise_them(
     assert logged(came, here).closes == came.forced
 
 
-def test_a_tombstone_that_nobody_keeps_any_more_is_not_taken() -> None:
+def test_an_expired_tombstone_is_not_accepted() -> None:
     old = SubscriptionRecord("sub", replicated=True, deleted=Stamp(1, 0, "us"))
     assert told(old, Here(), 1 + TOMBSTONE_MS).verdict is Verdict.BURY
     assert told(old, Here(), 2 + TOMBSTONE_MS).verdict is Verdict.NOTHING

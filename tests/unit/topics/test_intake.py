@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of other regions at the gate: the whole table, and what holds of every decision."""
+"""Admission of other regions' entries: the whole table, and what every decision satisfies."""
 
 from __future__ import annotations
 
@@ -50,13 +50,15 @@ standings = st.builds(Standing, st.booleans(), st.none() | places, st.booleans()
         (FETCHED_AFTER, ENDED, Verdict.REFUSE_ENDED),
     ],
 )
-def test_each_entry_meets_each_topic(offered: Offered, standing: Standing, verdict: Verdict) -> None:
+def test_each_kind_of_entry_with_each_state_of_topic(offered: Offered, standing: Standing, verdict: Verdict) -> None:
     assert decide(offered, standing) is verdict
 
 
 @settings(max_examples=500)
 @given(offers, standings)
-def test_nothing_of_others_enters_what_is_ended_full_or_too_small(offered: Offered, standing: Standing) -> None:
+def test_no_foreign_entry_enters_a_terminated_or_full_topic_or_one_with_a_smaller_limit(
+    offered: Offered, standing: Standing
+) -> None:
     if decide(offered, standing) is not Verdict.STORE:
         return
     if standing.is_ended:

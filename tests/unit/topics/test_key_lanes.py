@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns which keys, and the order of keys, against a model that keeps everything in plain lists."""
+"""The owners of keys, and the order of keys, against a model that keeps everything in plain lists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ names = st.lists(st.text(max_size=5), min_size=1, max_size=8)
 
 @settings(max_examples=500)
 @given(names, st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=50), st.data())
-def test_a_leaver_moves_its_own_slots_only(joined: list[str], slots: list[int], data: st.DataObject) -> None:
+def test_a_leaving_consumer_moves_only_its_own_slots(joined: list[str], slots: list[int], data: st.DataObject) -> None:
     split: AutoSplit[int] = AutoSplit()
     for consumer, name in enumerate(joined):
         split.join(consumer, name)
@@ -45,7 +45,7 @@ def test_a_leaver_moves_its_own_slots_only(joined: list[str], slots: list[int], 
             assert after not in (None, leaver)
         else:
             assert after == owner
-    split.join(99, joined[leaver])  # it comes back as a new object and finds what it had
+    split.join(99, joined[leaver])  # it returns as a new object and gets the same slots
     if len(set(joined)) == len(joined):
         assert {slot: 99 if owner == leaver else owner for slot, owner in before.items()} == {
             slot: split.owner(slot) for slot in slots
@@ -55,7 +55,7 @@ def test_a_leaver_moves_its_own_slots_only(joined: list[str], slots: list[int], 
 def test_slots_are_split_about_evenly() -> None:
     split: AutoSplit[str] = AutoSplit()
     for name in ("a", "b", "c", "c2"):
-        split.join(name, name[0])  # two of them share a name
+        split.join(name, name[0])  # two consumers share a name
     counts = Counter(split.owner(slot) for slot in range(SLOTS))
     assert set(counts) == {"a", "b", "c", "c2"}
     assert min(counts.values()) > SLOTS / 4 * 0.6
@@ -75,7 +75,7 @@ ranges = st.lists(
 
 @settings(max_examples=500)
 @given(st.lists(st.tuples(st.integers(0, 3), ranges), max_size=10))
-def test_sticky_ranges_are_what_their_consumers_named(steps: list[tuple[int, tuple[tuple[int, int], ...]]]) -> None:
+def test_sticky_ranges_are_those_their_consumers_named(steps: list[tuple[int, tuple[tuple[int, int], ...]]]) -> None:
     split: StickyRanges[int] = StickyRanges()
     owned: dict[int, tuple[tuple[int, int], ...]] = {}
     for consumer, wanted in steps:
@@ -108,7 +108,7 @@ def test_a_sticky_consumer_names_a_bounded_number_of_ranges() -> None:
     split.join(1, "c", tuple((slot, slot) for slot in range(RANGES_MAX)))
 
 
-def test_policies_that_fit() -> None:
+def test_compatible_policies() -> None:
     usual = KeySharedPolicy()
     assert usual.fits(KeySharedPolicy(ranges=((0, 1),)))
     assert not usual.fits(KeySharedPolicy(sticky=True))
@@ -121,7 +121,7 @@ SLOTS_USED = 5
 
 
 class LanesWorld:
-    """Lanes as a dispatcher uses them, beside what must be true of them."""
+    """Lanes as a dispatcher uses them, with what must hold for them."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.lanes: Lanes[int] = Lanes(AutoSplit(), out_of_order=False)
@@ -161,7 +161,7 @@ class LanesWorld:
             self.lanes.leave(consumer, unacked)
 
     def read_next(self, choice: int) -> None:
-        """The next entry of the log; odd choices: its consumer has no room."""
+        """Read the next entry of the log; with odd choices its consumer has no room."""
         if self.read < len(self.log):
             position = self.log[self.read]
             self.read += 1
@@ -199,7 +199,7 @@ class LanesWorld:
             self.lanes.given_back(self.slots[position], position)
 
     def pass_all(self, choice: int) -> None:
-        """Everything up to some entry is acknowledged elsewhere; consumers settle what they have of it."""
+        """Everything up to some entry is acknowledged elsewhere; consumers release what they hold of it."""
         if self.read:
             mark_delete = self.log[choice % self.read]
             for position in [one for one in self.in_flight if one <= mark_delete]:
@@ -220,7 +220,7 @@ class LanesWorld:
             self.acknowledge(0)
         assert self.done == set(self.log)
         assert self.lanes.waiting == 0
-        assert not self.lanes._lanes, "nothing is kept of slots where nothing goes on"
+        assert not self.lanes._lanes, "nothing is kept for idle slots"
 
 
 steps: list[Callable[[LanesWorld, int], None]] = [
@@ -251,7 +251,7 @@ def test_a_slot_has_one_consumer_at_a_time_and_nothing_overtakes(
     world.finish()
 
 
-def test_out_of_order_neither_drains_nor_waits() -> None:
+def test_without_order_nothing_drains_or_waits() -> None:
     split: StickyRanges[str] = StickyRanges()
     lanes: Lanes[str] = Lanes(split, out_of_order=True)
     lanes.join("a", "a", ((0, 9),))

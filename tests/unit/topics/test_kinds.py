@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of two creations of one name counts, modelled: regions that made topics of either kind meet in any order."""
+"""Which of two creations of one name counts, as a model: regions with topics of either kind meet in any order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ REGIONS = ("ap", "eu", "us")
 
 @dataclass
 class Region:
-    """What a region has of the name."""
+    """What a region has under the name."""
 
     made: Creation | None = None
     aside: list[str] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
 
     def hear(self, theirs: Creation) -> None:
-        """As ``make_way``, and the creation after it."""
+        """Like ``make_way`` and the creation after it."""
         if self.made is not None and gives_way(self.made, theirs):
             self.aside += self.messages
             self.messages = []
@@ -53,7 +53,7 @@ def test_regions_that_all_met_have_the_earliest_kind_and_every_message(
 ) -> None:
     regions = [Region(one, messages=[f"message of {number}"]) for number, one in enumerate(made)]
     every = [(asking, asked) for asking in range(3) for asked in range(3)]
-    for asking, asked in [*meetings, *every * 3]:  # replicators ask again and again, each region every other one
+    for asking, asked in [*meetings, *every * 3]:  # replicators retry, from each region to every other
         meet(regions[asking], regions[asked])
     assert {region.made.kind for region in regions if region.made is not None} == {min(made).kind}
     for number, region in enumerate(regions):
@@ -61,12 +61,12 @@ def test_regions_that_all_met_have_the_earliest_kind_and_every_message(
 
 
 @given(creations, creations)
-def test_one_of_two_counts_whoever_asks(one: Creation, other: Creation) -> None:
-    """Two regions that tell each other at the same moment do not both give way, nor both stay."""
+def test_one_of_two_counts_whichever_asks(one: Creation, other: Creation) -> None:
+    """Two regions that tell each other at the same moment neither both give way nor both stay."""
     assert (gives_way(one, other) != gives_way(other, one)) == (one.kind is not other.kind)
 
 
-def test_a_topic_of_an_earlier_version_was_made_before_all_others() -> None:
+def test_a_topic_of_an_earlier_version_counts_as_created_first() -> None:
     later = Creation(Stamp(1, 0, "us"), Kind.PARTITIONED)
     assert Creation(ZERO, Kind.PLAIN) < later
     assert Creation(ZERO, Kind.PARTITIONED) < Creation(ZERO, Kind.PLAIN)

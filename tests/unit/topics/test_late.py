@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of ledgers that were given back while a consumer held entries of them: bounded, the newest ones."""
+"""What is kept of ledgers deleted while a consumer held their entries: a bounded number, the newest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_newest_ledgers_are_kept() -> None:
     assert kept == list(range(5, LEDGERS_MAX + 5))
 
 
-def test_only_entries_that_were_there_are_known() -> None:
+def test_only_entries_that_existed_are_known() -> None:
     late = Late()
     late.note(index_of(7, 2))
     found = [entry for entry in range(-2, 5) if late.index(Position(7, entry)) is not None]
@@ -32,7 +32,7 @@ def test_only_entries_that_were_there_are_known() -> None:
     assert late.index(Position(8, 0)) is None
 
 
-def test_what_is_given_back_takes_less_and_says_the_same() -> None:
+def test_a_deleted_ledgers_index_takes_less_and_answers_the_same() -> None:
     late, given_back, stored = Late(), index_of(7, 4), index_of(8, 1)
     late.note(given_back)
     late.note(stored)
@@ -40,6 +40,6 @@ def test_what_is_given_back_takes_less_and_says_the_same() -> None:
     late.pack({8})
     assert given_back.is_packed
     assert not stored.is_packed
-    stored.add_own(1)  # it is written to
+    stored.add_own(1)  # it is being written
     assert [given_back.place(entry) for entry in range(4)] == places
     assert given_back.messages(3) == 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic's log: groups of entries through roll-overs, slow disks and refusing ones; each token is told once."""
+"""A topic's log: groups of entries through roll-overs, slow and refusing disks; each token is answered once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ steps = st.lists(step, max_size=25)
 
 
 class Writing:
-    """A log, what was given to it, and what it told."""
+    """A log, its input, and its answers."""
 
     def __init__(self, store: MemoryLedgerStore, scheduler: LoopScheduler) -> None:
         self.store = store
@@ -89,7 +89,7 @@ class Writing:
             await asyncio.sleep(0)
 
     async def check(self) -> None:
-        """What was told is what can be read, in the order it was given, linked to what came before."""
+        """What was confirmed can be read, in the order given, linked to what came before."""
         assert list(self.stored) == self.given[: len(self.stored)]
         assert list(self.stored.values()) == sorted(self.stored.values())
         entries = await self.log.read_after(EARLIEST, 1, 1)
@@ -132,7 +132,7 @@ async def _run(chosen: list[Step], fail_at: int | None) -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(steps)
-def test_each_token_is_told_once_where_its_entry_stands(chosen: list[Step]) -> None:
+def test_each_token_is_told_its_entrys_position_once(chosen: list[Step]) -> None:
     asyncio.run(_run(chosen, None))
 
 
@@ -143,7 +143,7 @@ def test_a_disk_that_refuses_loses_nothing_it_confirmed(chosen: list[Step], fail
 
 
 class Seen:
-    """The last entry of each region that the disk ever had, trimmed or not."""
+    """The last entry of each region that was ever on disk, trimmed or not."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
@@ -157,7 +157,7 @@ class Seen:
                 self.last[region] = max(origin, self.last.get(region, EARLIEST))
 
     async def until(self, work: Coroutine[Any, Any, Any], store: MemoryLedgerStore) -> None:
-        """Let ``work`` end while the disk goes on."""
+        """Wait for ``work`` while the disk goes on."""
         task = asyncio.ensure_future(work)
         while not task.done():
             store.sync(1)
@@ -190,8 +190,8 @@ async def _reopened(chosen: list[Step], is_closed: bool) -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.one_of(step, st.tuples(st.just("trim"), st.just(0))), max_size=25), st.booleans())
-def test_who_opens_a_log_knows_the_last_entries_that_were_stored(chosen: list[Step], is_closed: bool) -> None:
-    """Neither one that never reached the disk, nor less than what was trimmed (R4)."""
+def test_an_opened_log_knows_the_last_entries_that_were_stored(chosen: list[Step], is_closed: bool) -> None:
+    """Neither entries that never reached the disk, nor less than what was trimmed (R4)."""
     asyncio.run(_reopened(chosen, is_closed))
 
 
@@ -220,7 +220,7 @@ async def _times(chosen: list[Step], moments: list[int]) -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(steps, st.lists(st.integers(1, 5), max_size=3))
-def test_publish_times_tell_what_came_before_and_after_a_moment(chosen: list[Step], moments: list[int]) -> None:
+def test_publish_times_separate_entries_before_and_after_a_moment(chosen: list[Step], moments: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_times, "BLOCK", 3)
         patch.setattr(times, "BLOCK", 3)
@@ -229,7 +229,7 @@ def test_publish_times_tell_what_came_before_and_after_a_moment(chosen: list[Ste
 
 
 class _Unwritable(TopicRecord):
-    """The metadata store does not take the first write."""
+    """A metadata store that refuses the first write."""
 
     is_away = True
 
@@ -240,9 +240,9 @@ class _Unwritable(TopicRecord):
         await super().save_spans(*what)
 
 
-async def test_an_opening_that_failed_is_tried_again_with_the_ledgers_it_was_given() -> None:
-    """R5: who opens a topic is told the ledgers that the volume had when the broker started. An empty one among them
-    goes, and what failed after that may be tried again."""
+async def test_a_failed_opening_is_retried_with_the_ledgers_it_was_given() -> None:
+    """R5: an opening is told the ledgers that the volume had when the broker started. An empty one among them
+    is deleted, and what failed after that may be retried."""
     scheduler, record = LoopScheduler(), _Unwritable()
     store = MemoryLedgerStore(schedule=scheduler.defer)
     await store.create(7, fence=1)
@@ -264,7 +264,7 @@ async def test_an_opening_that_failed_is_tried_again_with_the_ledgers_it_was_giv
 
 
 class _Slow(TopicRecord):
-    """Each write waits until it is let through."""
+    """A metadata store whose writes wait until they are let through."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,8 +278,8 @@ class _Slow(TopicRecord):
         await super().save_spans(*what)
 
 
-async def test_a_ledger_begun_while_others_are_trimmed_does_not_name_those_again() -> None:
-    """Both write the record, and each writes what is in memory when it begins: what is on its way out is left out."""
+async def test_a_ledger_begun_while_others_are_trimmed_does_not_record_those_again() -> None:
+    """Both write the record from memory as it is when they begin: ledgers being trimmed are left out."""
     scheduler, record = LoopScheduler(), _Slow()
     store = MemoryLedgerStore(schedule=scheduler.defer)
     log = TopicLog("here", store, record, 1, LogLimits(max_entries=2), scheduler, CacheBudget(1 << 20))
@@ -311,8 +311,8 @@ def own(number: int, messages: int = 1) -> tuple[int, int, int, int, int, bytes,
     return (0, messages, number, 0, 1, b"", b"body %d" % number)
 
 
-async def test_of_entries_that_come_together_none_is_stored_when_one_cannot_be() -> None:
-    """And what comes after them stands where it is said to stand."""
+async def test_of_entries_given_together_none_is_stored_if_one_cannot_be() -> None:
+    """And later entries are at the positions that were reported."""
     scheduler = LoopScheduler()
     writing = Writing(MemoryLedgerStore(MemoryDisk()), scheduler)
     try:
@@ -329,8 +329,8 @@ async def test_of_entries_that_come_together_none_is_stored_when_one_cannot_be()
 
 
 @pytest.mark.logs_error("entries waiting for it cannot be stored")
-async def test_entries_that_cannot_be_stored_keep_none_waiting_that_came_after_them() -> None:
-    """While a ledger is being made."""
+async def test_entries_that_cannot_be_stored_do_not_block_later_ones() -> None:
+    """While a ledger is being created."""
     scheduler = LoopScheduler()
     writing = Writing(MemoryLedgerStore(MemoryDisk()), scheduler)
     refused: list[LedgerError] = []
@@ -346,10 +346,10 @@ async def test_entries_that_cannot_be_stored_keep_none_waiting_that_came_after_t
 
 @pytest.mark.logs_error("an append failed halfway")
 @pytest.mark.parametrize("fails_at", [0, 1, 2])
-async def test_a_log_whose_store_raises_half_way_takes_no_more_and_is_opened_with_what_is_there(
+async def test_a_log_whose_store_raises_half_way_accepts_no_more_and_reopens_with_what_is_stored(
     fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing may stand behind entries of which nobody knows whether they are stored."""
+    """Nothing may follow entries that may or may not be stored."""
     scheduler = LoopScheduler()
     store = MemoryLedgerStore(MemoryDisk())
     writing = Writing(store, scheduler)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeks and reports that take several turns of the loop: what happens in between does not make them wrong."""
+"""Seeks and reports that take several loop turns: what happens in between does not make them wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 @pytest.fixture(autouse=True)
 def two_at_a_time() -> Iterator[None]:
-    """Entries or runs in one turn of the loop; a ledger has five entries."""
+    """Two entries or runs per loop turn; a ledger has five entries."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_walks, "SLICE", 2)
         patch.setattr(log_walks, "LEDGER_COSTS", 1)
@@ -23,7 +23,7 @@ def two_at_a_time() -> Iterator[None]:
 
 
 def rewound_elsewhere(one: Region) -> None:
-    """Another region goes back to the beginning, and its rewind arrives."""
+    """Another region seeks back to the beginning, and its rewind arrives."""
     progress = one.topic.subscriptions["s"].cursor.progress
     delta = progress.heads()
     rules = {"us": (EARLIEST, one.stored[-1])}
@@ -36,7 +36,7 @@ def acked(one: Region) -> list[int]:
     return [number for number, place in enumerate(one.stored) if progress.is_acked("us", place)]
 
 
-async def test_a_seek_that_is_overtaken_by_a_rewind_is_worked_out_anew() -> None:
+async def test_a_seek_overtaken_by_a_rewind_is_computed_again() -> None:
     one = await region(s=True)
     await one.ack("s", range(6), 0)
     seek = seeking.seek(one.topic.subscriptions["s"].cursor, one.stored[8])
@@ -44,10 +44,10 @@ async def test_a_seek_that_is_overtaken_by_a_rewind_is_worked_out_anew() -> None
     one.scheduler.defer(lambda: one.scheduler.defer(lambda: rewound_elsewhere(one)))
     await one.settle()
     assert one.topic.subscriptions["s"].cursor.progress.count_rewinds() == 1
-    assert acked(one) == list(range(8)), "what is before the place counts as acknowledged under the newest rewind"
+    assert acked(one) == list(range(8)), "what is before the position counts as acknowledged under the newest rewind"
 
 
-async def test_a_seek_back_takes_back_what_is_acknowledged_while_it_looks() -> None:
+async def test_a_seek_back_undoes_what_is_acknowledged_while_it_searches() -> None:
     one = await region(s=True)
     await one.ack("s", range(3), 0)
     subscription = one.topic.subscriptions["s"]
@@ -69,13 +69,13 @@ async def test_a_seek_to_the_largest_time_of_the_wire_leaves_progress_that_a_res
     one.scheduler.spawn(seeking.seek_to_time(subscription.cursor, (1 << 64) - 1), "seek")
     one.topic.log.append_own([(0, 1, 0, 0, one.scheduler.ms, b"", b"x")], stored, [0])
     await one.settle()
-    assert subscription.cursor.progress.count_rewinds() == 1, "the acknowledgement came while the seek looked"
+    assert subscription.cursor.progress.count_rewinds() == 1, "the acknowledgement came while the seek searched"
     await one.start()
     assert one.topic.subscriptions["s"].cursor.progress == subscription.cursor.progress
     assert subscription.backlog() == 0
 
 
-async def test_what_is_published_while_a_seek_looks_is_owed() -> None:
+async def test_what_is_published_while_a_seek_searches_is_owed() -> None:
     one = await region(s=True)
     await one.ack("s", range(12), 0)
     subscription = one.topic.subscriptions["s"]
@@ -86,7 +86,7 @@ async def test_what_is_published_while_a_seek_looks_is_owed() -> None:
     assert subscription.backlog() == 13
 
 
-async def test_a_report_is_void_once_a_rewind_overtook_it() -> None:
+async def test_a_report_is_void_once_a_rewind_overtakes_it() -> None:
     one = await region(s=True)
     await one.ack("s", [*range(6), 7], 0)
     cursor = one.topic.subscriptions["s"].cursor
@@ -105,7 +105,7 @@ async def test_a_report_is_void_once_a_rewind_overtook_it() -> None:
     assert found[2:] == [{"us": EARLIEST}]
 
 
-async def test_a_report_knows_what_is_published_while_it_looks() -> None:
+async def test_a_report_includes_what_is_published_while_it_is_computed() -> None:
     one = await region(s=True)
     await one.ack("s", range(12), 0)
     subscription = one.topic.subscriptions["s"]

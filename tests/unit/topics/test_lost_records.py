@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged records of a progress log: the topic opens, nothing is skipped, and what may come again is reported."""
+"""Damaged records of a progress log: the topic opens, nothing is skipped, and what may be redelivered is reported."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.logs_error("the disk damaged")
 
 
 class Rot(dict[tuple[int, int], bytes | None]):
-    """By ledger and entry: what is left of a damaged record; None: all of it but one bit of its last byte."""
+    """What is left of a damaged record, by ledger and entry; None: all of it, with one bit of its last byte flipped."""
 
     async def damage(
         self, one: Region, kind: Kind, name: str, *, nth: int | None = None, remains: bytes | None = None
     ) -> None:
-        """Damage all records of a kind that name a subscription, or the nth of them."""
+        """Damage all records of a kind that name a subscription, or only the nth of them."""
         (ledger,) = one.topic.progress_log.ledgers
         changes = [change async for some in one.topic.progress_log.changes() for change in some]
         found = [entry for entry, change in enumerate(changes) if change[:2] == (kind, name)]
@@ -81,7 +81,7 @@ async def subscribed(one: Region, name: str) -> Subscription:
     return heard[0]
 
 
-async def test_only_what_a_damaged_record_acknowledged_comes_again(rot: Rot) -> None:
+async def test_only_what_a_damaged_record_acknowledged_is_redelivered(rot: Rot) -> None:
     one = await region(s=True, other=False)
     for number in (0, 1, 2):
         await one.ack("s", [number], number)
@@ -92,12 +92,12 @@ async def test_only_what_a_damaged_record_acknowledged_comes_again(rot: Rot) -> 
         (loss,) = one.topic.subscription_registry.lost_records.recent()
         assert (loss.records, loss.subscriptions, loss.in_doubt) == (1, ("s",), False)
         assert not rot or start == 0
-        rot.clear()  # the first start wrote a snapshot: the damaged ledger is gone, and the report is still there
+        rot.clear()  # the first start wrote a snapshot: the damaged ledger is gone, but the report remains
     one.scheduler.ms += DOUBT_MS
     assert one.topic.subscription_registry.lost_records.recent() == []
 
 
-async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_what_follows(rot: Rot) -> None:
+async def test_a_subscription_with_a_damaged_creation_is_recreated_from_later_records(rot: Rot) -> None:
     one = await region(s=False)
     await one.ack("s", [4], 0)
     await rot.damage(one, Kind.WHOLE, "s", remains=b"")
@@ -108,12 +108,12 @@ async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_what_
     assert loss.subscriptions == ("s",)
 
 
-async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_its_name(rot: Rot) -> None:
+async def test_a_subscription_with_a_damaged_creation_is_recreated_from_its_name(rot: Rot) -> None:
     one = await region(s=False)
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
     assert acked(one, "s") == []
-    assert one.topic.subscription_registry.lost_records.in_doubt, "the name may be damaged as well"
+    assert one.topic.subscription_registry.lost_records.in_doubt, "the name may be damaged too"
 
 
 async def test_a_topic_that_may_lack_a_subscription_keeps_everything_for_it(rot: Rot) -> None:
@@ -124,9 +124,7 @@ async def test_a_topic_that_may_lack_a_subscription_keeps_everything_for_it(rot:
     assert list(one.topic.subscriptions) == ["quick"]
     assert one.topic.needed_from() == EARLIEST
     came_back = await subscribed(one, "s")
-    assert came_back.cursor.mark_delete < one.stored[0], (
-        "not at the latest message, which is what its consumer asks for"
-    )
+    assert came_back.cursor.mark_delete < one.stored[0], "not at the latest message, as its consumer asks"
     rot.clear()
     await restarted(one)
     assert one.topic.needed_from() == EARLIEST
@@ -152,7 +150,7 @@ LATER = SubscriptionRecord("s", True, DELETED, Stamp(1_700_000_000_002, 0, "eu")
 
 
 async def told(one: Region, record: SubscriptionRecord) -> str | None:
-    """What the region answers to another one that knows of the subscription."""
+    """The region's answer to another one that knows the subscription."""
     answers: list[str | None] = []
     one.topic.subscription_registry.merge(record.name, Progress(), encode_record(record), answers.append)
     await one.settle()
@@ -160,7 +158,7 @@ async def told(one: Region, record: SubscriptionRecord) -> str | None:
 
 
 @pytest.mark.parametrize("starts", [1, 2])
-async def test_one_that_was_made_again_follows_a_deletion_in_another_region_for_good(rot: Rot, starts: int) -> None:
+async def test_a_recreated_one_follows_a_deletion_in_another_region_for_good(rot: Rot, starts: int) -> None:
     one = await region(s=True)
     await rot.damage(one, Kind.WHOLE, "s")
     for _ in range(starts):
@@ -174,7 +172,7 @@ async def test_one_that_was_made_again_follows_a_deletion_in_another_region_for_
     assert one.topic.subscription_registry.tombstones["s"] == GRAVE
 
 
-async def test_one_that_was_made_again_is_deleted_in_all_regions_for_they_may_share_it(rot: Rot) -> None:
+async def test_a_recreated_one_is_deleted_in_all_regions_because_they_may_share_it(rot: Rot) -> None:
     one = await region(s=True, own=False)
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
@@ -187,7 +185,7 @@ async def test_one_that_was_made_again_is_deleted_in_all_regions_for_they_may_sh
     assert list(one.topic.subscription_registry.tombstones) == ["s"]
 
 
-async def test_one_that_was_made_again_does_not_expire_while_other_regions_may_use_it(rot: Rot) -> None:
+async def test_a_recreated_one_does_not_expire_while_other_regions_may_use_it(rot: Rot) -> None:
     one = await region(s=True, own=False)
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
@@ -205,7 +203,7 @@ async def test_one_that_was_made_again_does_not_expire_while_other_regions_may_u
     assert (asked, list(one.topic.subscriptions)) == (["s"], ["s"])
 
 
-async def test_one_that_was_made_again_is_of_the_life_that_another_region_tells(rot: Rot) -> None:
+async def test_a_recreated_one_has_the_incarnation_that_another_region_reports(rot: Rot) -> None:
     one = await region(s=True)
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
@@ -217,8 +215,8 @@ async def test_one_that_was_made_again_is_of_the_life_that_another_region_tells(
         await restarted(one)
 
 
-async def test_one_that_was_made_again_is_never_the_earlier_creation(rot: Rot) -> None:
-    """The clock of this region may be behind that of the one that made it."""
+async def test_a_recreated_one_is_never_the_earlier_creation(rot: Rot) -> None:
+    """This region's clock may be behind that of the region that created it."""
     one = await region(s=True)
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
@@ -228,7 +226,7 @@ async def test_one_that_was_made_again_is_never_the_earlier_creation(rot: Rot) -
     assert one.topic.subscriptions["s"].record == made
 
 
-async def test_what_a_client_made_is_not_deleted_by_other_regions_because_an_acknowledgement_is_damaged(
+async def test_a_damaged_acknowledgement_does_not_let_other_regions_delete_a_clients_subscription(
     rot: Rot,
 ) -> None:
     one = await region(s=False)
@@ -242,7 +240,7 @@ async def test_what_a_client_made_is_not_deleted_by_other_regions_because_an_ack
 
 @pytest.mark.parametrize("replicated", [True, False])
 @pytest.mark.parametrize("is_acked", [True, False])
-async def test_one_made_after_a_deletion_of_its_name_is_not_lost_with_its_creation(
+async def test_one_created_after_a_deletion_of_its_name_is_not_lost_with_its_creation_record(
     rot: Rot, replicated: bool, is_acked: bool
 ) -> None:
     one = await region(s=True)
@@ -258,22 +256,22 @@ async def test_one_made_after_a_deletion_of_its_name_is_not_lost_with_its_creati
 
 
 @pytest.mark.parametrize("drops", [True, False])
-async def test_acknowledgements_of_a_life_whose_creation_is_damaged_stay_when_others_tell_of_it(
+async def test_acknowledgements_of_an_incarnation_with_a_damaged_creation_stay_when_others_report_it(
     rot: Rot, drops: bool
 ) -> None:
     one = await region(s=True)
     if not drops:
-        await one.ack("s", [7], 0)  # of the life before
+        await one.ack("s", [7], 0)  # of the earlier incarnation
     one.topic.subscription_registry.delete("s")
     made = one.topic.subscribing.create_subscription("s", EARLIEST, replicated=True).record
     await one.settle()
     await rot.damage(one, Kind.SUBSCRIPTION, "s")
     grave = dict(rot)
-    rot.clear()  # else the log could not be read to find the others
+    rot.clear()  # otherwise the log could not be read to find the others
     await rot.damage(one, Kind.WHOLE, "s", nth=None if drops else -1)
     rot.update(grave)
     if drops:
-        one.topic.progress_log.append(Kind.DROPPED, "s", Dropped().encode())  # says nothing of the life it is in
+        one.topic.progress_log.append(Kind.DROPPED, "s", Dropped().encode())  # does not name its incarnation
     await one.ack("s", [2], 0)
     await restarted(one)
     assert acked(one, "s") == [2]
@@ -284,8 +282,8 @@ async def test_acknowledgements_of_a_life_whose_creation_is_damaged_stay_when_ot
     assert (acked(one, "s"), one.topic.subscriptions["s"].record) == ([2], made)
 
 
-async def test_a_deletion_behind_a_damaged_creation_counts_but_may_be_of_an_earlier_life(rot: Rot) -> None:
-    """A new ledger of the log begins with subscriptions, and tombstones of their names stand behind them."""
+async def test_a_deletion_after_a_damaged_creation_counts_but_may_be_of_an_earlier_incarnation(rot: Rot) -> None:
+    """A new ledger of the log begins with subscriptions, followed by tombstones of their names."""
     one = await region(s=True)
     one.topic.subscription_registry.delete("s")
     await one.settle()
@@ -295,7 +293,7 @@ async def test_a_deletion_behind_a_damaged_creation_counts_but_may_be_of_an_earl
     assert one.topic.subscription_registry.lost_records.in_doubt
 
 
-async def test_a_deletion_of_the_region_s_own_behind_a_damaged_creation_counts(rot: Rot) -> None:
+async def test_the_regions_own_deletion_after_a_damaged_creation_counts(rot: Rot) -> None:
     one = await region(s=False)
     one.topic.subscription_registry.delete("s")
     await one.settle()
@@ -305,7 +303,7 @@ async def test_a_deletion_of_the_region_s_own_behind_a_damaged_creation_counts(r
     assert not one.topic.subscription_registry.lost_records.in_doubt
 
 
-async def test_a_later_deletion_that_is_damaged_makes_nothing_again(rot: Rot) -> None:
+async def test_a_damaged_later_deletion_recreates_nothing(rot: Rot) -> None:
     one = await region(s=True)
     one.topic.subscription_registry.delete("s")
     assert await told(one, replace(GRAVE, deleted=Stamp(1_800_000_000_000, 0, "eu"))) is None
@@ -315,7 +313,7 @@ async def test_a_later_deletion_that_is_damaged_makes_nothing_again(rot: Rot) ->
     assert one.topic.subscription_registry.lost_records.in_doubt
 
 
-async def test_a_day_later_one_that_was_made_again_is_the_region_s_own(rot: Rot) -> None:
+async def test_a_day_later_a_recreated_one_is_the_regions_own(rot: Rot) -> None:
     one = await region(s=False)
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
@@ -348,7 +346,7 @@ async def test_whatever_is_damaged_nothing_counts_as_acknowledged_that_is_not(ro
         await found.settle()
 
 
-async def test_a_log_that_is_being_written_replaces_what_is_damaged(rot: Rot) -> None:
+async def test_a_log_being_written_replaces_what_is_damaged(rot: Rot) -> None:
     one = await region(s=False)
     await one.ack("s", [0], 0)
     await rot.damage(one, Kind.WHOLE, "s")
@@ -362,7 +360,7 @@ async def test_a_log_that_is_being_written_replaces_what_is_damaged(rot: Rot) ->
     assert one.topic.subscription_registry.lost_records.recent() == []
 
 
-def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> None:
+def test_a_region_that_may_have_lost_a_vote_abstains_until_the_vote_is_over() -> None:
     story = Story()
     for line in (
         *("regions us eu ap", "subscribe us t sub", "tick 100", "scope us t sub origin"),
@@ -385,11 +383,11 @@ def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> 
     assert shares.voter_sets(stream) is None
     story.run(f"tick {manager.promise_ms}")
     assert shares.voter_sets(stream) is not None
-    assert heard == [], "it cannot say that nothing it promised binds"
+    assert heard == [], "it cannot rule out that a promise of its binds"
 
 
-async def test_the_snapshot_that_replaces_a_damaged_ledger_is_not_begun_before_all_is_known(rot: Rot) -> None:
-    """Sequence ids are known once deduplication is open, which is after the subscriptions."""
+async def test_the_snapshot_that_replaces_a_damaged_ledger_is_not_begun_before_everything_is_known(rot: Rot) -> None:
+    """Sequence ids are known once deduplication is open, after the subscriptions."""
     one = await region(s=False)
     await one.ack("s", [0], 0)
     await rot.damage(one, Kind.ACKED, "s")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks other regions for entries, and how often: a bounded number of topics a second, and each in its turn (R6).
+"""Which topics ask other regions for entries, and how often: a bounded number a second, each in its turn (R6).
 
-Where regions compare what they have, those ask of which another one has more; polls are few then.
+Where regions compare what they have, topics of which another region has more ask; polls are few then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from support.worlds.exchange_world import ExchangeWorld
 
 
 class Asking:
-    """What is asked of a topic here."""
+    """The part of a topic that is used here."""
 
     def __init__(self, due: Due) -> None:
         self._due = due
@@ -54,7 +54,7 @@ def service(**counts: int) -> tuple[Any, list[Asking]]:
 
 
 class Exchange:
-    """What is asked of the exchange here."""
+    """The part of the exchange that is used here."""
 
     def __init__(self, *able: str) -> None:
         self._able = able
@@ -68,13 +68,13 @@ class Exchange:
 
 
 def rounds_of(broker: Any, exchange: Exchange | None = None) -> tuple[BackfillRounds, StoredEnds]:
-    """The rounds over these topics, and what the exchange finds that others have more of."""
+    """The rounds over these topics, and the topics of which others have more, as the exchange finds."""
     ends = StoredEnds(broker)
     return BackfillRounds(broker, ends, exchange or Exchange()), ends
 
 
 @pytest.mark.parametrize("count", [1, 50, POLLS, POLLS + 1, 3 * POLLS, LOOKS, 2 * LOOKS + 7])
-def test_polls_are_bounded_and_everybody_has_a_turn(count: int) -> None:
+def test_polls_are_bounded_and_every_topic_gets_its_turn(count: int) -> None:
     broker, asking = service(POLL=count)
     (missing, _), before = rounds_of(broker), 0
     rounds = -(-count // POLLS)
@@ -86,14 +86,14 @@ def test_polls_are_bounded_and_everybody_has_a_turn(count: int) -> None:
     assert min(one.asked for one in asking) >= 1
 
 
-def test_what_is_missing_does_not_wait_for_polls() -> None:
+def test_known_missing_entries_do_not_wait_for_polls() -> None:
     broker, asking = service(POLL=3 * POLLS, NOW=50, NEVER=50)
     rounds_of(broker)[0].look()
     assert all(one.asked == 1 for one in asking if one._due is Due.NOW)
     assert all(one.asked == 0 for one in asking if one._due is Due.NEVER)
 
 
-def test_a_few_topics_are_looked_at_each_time() -> None:
+def test_a_few_topics_are_checked_each_time() -> None:
     broker, asking = service(POLL=3, NEVER=3)
     missing, _ = rounds_of(broker)
     for _ in range(4):
@@ -101,7 +101,7 @@ def test_a_few_topics_are_looked_at_each_time() -> None:
     assert [one.looks for one in asking] == [4] * 6
 
 
-def test_while_nothing_is_missing_each_topic_is_looked_at_in_five_seconds_and_faster_once_something_is() -> None:
+def test_each_topic_is_checked_within_five_seconds_and_faster_once_something_is_missing() -> None:
     broker, asking = service(NEVER=LOOKS)
     missing, _ = rounds_of(broker)
     missing.look()
@@ -113,11 +113,11 @@ def test_while_nothing_is_missing_each_topic_is_looked_at_in_five_seconds_and_fa
         one._due = Due.POLL
     missing.look()
     missing.look()
-    assert min(one.looks for one in asking) == 3, "a region went away: all topics are looked at, at once"
+    assert min(one.looks for one in asking) == 3, "a region went down: all topics are checked at once"
 
 
 @pytest.mark.parametrize("count", [1, QUIET_LOOKS, QUIET_LOOKS + 1, 10 * LOOKS])
-def test_a_quiet_look_is_bounded(count: int) -> None:
+def test_a_check_without_findings_is_bounded(count: int) -> None:
     broker, asking = service(NEVER=count)
     missing, _ = rounds_of(broker)
     missing.look()
@@ -132,14 +132,14 @@ def test_polls_are_few_where_ends_are_compared(able: tuple[str, ...], polls: int
     broker, asking = service(POLL=3 * POLLS, NEVER=5)
     compared = Exchange(*able)
     missing, _ = rounds_of(broker, compared)
-    missing.look()  # nobody was looked at before
+    missing.look()  # no topic was checked before
     before = sum(one.asked for one in asking)
     missing.look()
     assert sum(one.asked for one in asking) - before == polls
     assert compared.compared[-1] == {"us"}
 
 
-def test_what_is_absent_no_more_is_not_compared_for_ever() -> None:
+def test_a_region_that_is_back_is_not_compared_forever() -> None:
     broker, asking = service(POLL=5)
     compared = Exchange("eu")
     missing, _ = rounds_of(broker, compared)
@@ -165,7 +165,7 @@ def test_topics_of_which_others_have_more_ask_in_turn() -> None:
 
 
 class Open(Set[str]):
-    """Open topics, and how often one of them was looked up."""
+    """Open topics, and how often one was looked up."""
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
@@ -182,7 +182,7 @@ class Open(Set[str]):
 
 
 class Stored:
-    """The ends of one region."""
+    """The ends of one region's topics."""
 
     def __init__(self) -> None:
         self.ends: dict[str, Position] = {}
@@ -201,10 +201,10 @@ class Stored:
 
 
 class Comparison:
-    """eu and ap, while us is away."""
+    """eu and ap, while us is down."""
 
     def __init__(self, ends: dict[str, tuple[int, int]]) -> None:
-        """:param ends: of each topic at eu and ap; negative: they do not have the topic."""
+        """:param ends: each topic's end at eu and ap; negative: they do not have the topic."""
         self.world = ExchangeWorld(["eu", "ap", "us"])
         self.stored = {name: Stored() for name in ("eu", "ap")}
         for topic, both in ends.items():
@@ -232,7 +232,7 @@ class Comparison:
     st.dictionaries(st.text("abc", max_size=4), st.tuples(st.integers(-1, 3), st.integers(-1, 3))),
     st.integers(1, 6),
 )
-def test_a_region_finds_what_another_one_has_more_of(ends: dict[str, tuple[int, int]], at_once: int) -> None:
+def test_a_region_finds_topics_of_which_another_has_more(ends: dict[str, tuple[int, int]], at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(high_watermarks, "TOPICS", at_once)
         patched.setattr(high_watermarks, "STEPS", at_once)
@@ -262,7 +262,7 @@ def test_ten_thousand_topics_cost_little_and_one_that_differs_is_found_in_second
 
 
 def test_a_hundred_thousand_topics_are_never_walked_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A region with one topic asks one with many: its slice covers them all."""
+    """A region with one topic asks a region with many: its slice covers them all."""
     comparison = Comparison({"t": (1, 3), **{f"topic {number}": (-1, 0) for number in range(100_000)}})
     many, turns = comparison.stored["ap"], list[int]()
     asked = comparison.world.regions["ap"].exchange
@@ -285,7 +285,7 @@ def test_a_hundred_thousand_topics_are_never_walked_in_one_turn(monkeypatch: pyt
     assert max(turns) <= high_watermarks.STEPS + topic_order.LOOKED + topic_order.HASHED
 
 
-def test_another_life_of_a_topic_is_not_compared() -> None:
+def test_another_incarnation_of_a_topic_is_not_compared() -> None:
     comparison = Comparison({"t": (1, 3)})
     comparison.world.regions["eu"].delete_topic("t")  # it is another topic now (R8)
     comparison.seconds(10)

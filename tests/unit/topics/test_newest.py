@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The newest entry goes to those who have everything before it on a shorter way, and nobody notices."""
+"""Subscriptions that have everything before it get the newest entry over a shorter path, with the same result."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class World:
             self.consumers[name].flow(300)
 
     async def rest(self) -> None:
-        """Until nothing more is sent: old entries are read from the store."""
+        """Wait until nothing more is sent: old entries are read from the store."""
         before = -1
         while before != (before := sum(len(port.got) for port in self.ports.values())):
             for _ in range(5):
@@ -154,7 +154,7 @@ ACTS = (
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_each_is_sent_what_it_would_be_sent_otherwise(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_is_sent_what_the_usual_path_would_send(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(seed)
     kinds = [random.choice([EXCLUSIVE, EXCLUSIVE, FAILOVER, SHARED]) for _ in range(6)]
     worlds = World(6), World(6)
@@ -180,7 +180,7 @@ async def test_each_is_sent_what_it_would_be_sent_otherwise(seed: int, monkeypat
         await world.one.kill()
 
 
-async def test_only_the_first_of_many_takes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_first_of_many_takes_the_usual_path(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(FEW + 1)
     await world.start([EXCLUSIVE] * (FEW + 1))
     pumped: list[SingleDispatcher] = []

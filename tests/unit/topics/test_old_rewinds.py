@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that seeks back again and again: old rewinds are merged once all regions agree on them, and none is lost."""
+"""A job that seeks back repeatedly: old rewinds are merged once all regions agree on them, and none is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def ack_all(world: TopicWorld, subscription: Subscription) -> None:
 
 
 async def seek_back(world: TopicWorld, subscription: Subscription, *, by_time: bool) -> None:
-    """Some entries come, all are acknowledged, and the last ones are to come again; then they are acknowledged."""
+    """Publish some entries, acknowledge all, seek back over the last ones, and acknowledge them again."""
     for _ in range(3):
         world.scheduler.ms += 100
         await world.own(4)
@@ -48,7 +48,7 @@ async def seek_back(world: TopicWorld, subscription: Subscription, *, by_time: b
 
 
 @pytest.mark.parametrize("by_time", [False, True])
-async def test_where_no_other_region_knows_the_subscription(by_time: bool) -> None:
+async def test_old_rewinds_are_merged_if_no_other_region_knows_the_subscription(by_time: bool) -> None:
     world, _ = await opened()
     subscription = world.topic.subscribing.create_subscription("own", EARLIEST, replicated=False)
     world.told.progress["own"] = Progress()
@@ -64,7 +64,7 @@ async def test_where_no_other_region_knows_the_subscription(by_time: bool) -> No
 
 
 @pytest.mark.parametrize("by_time", [False, True])
-async def test_where_other_regions_do_they_all_have_to_agree(by_time: bool) -> None:
+async def test_if_other_regions_know_it_they_all_have_to_agree(by_time: bool) -> None:
     world, subscription = await opened()
     world.topic.regions = lambda: frozenset({"here", "there"})
     for _ in range(TIMES):
@@ -78,7 +78,7 @@ async def test_where_other_regions_do_they_all_have_to_agree(by_time: bool) -> N
     report = progress.empty_delta()
     report.reports = {"there": Report(world.topic.clock.next(), mine.state ^ 1, mine.upto)}
     rewinding.merge(subscription.cursor, report, lambda _: None)
-    assert progress.count_rewinds() == TIMES, "it knows of others"
+    assert progress.count_rewinds() == TIMES, "it knows other rewinds"
     report.reports = {"there": Report(world.topic.clock.next(), mine.state, mine.upto)}
     epoch = progress.epoch
     rewinding.merge(subscription.cursor, report, lambda _: None)
@@ -92,7 +92,7 @@ async def test_where_other_regions_do_they_all_have_to_agree(by_time: bool) -> N
     assert world.told.progress["one"].count_rewinds() == 1
 
 
-async def test_a_region_that_is_told_keeps_its_consumers_and_forgets_as_much() -> None:
+async def test_a_region_that_is_told_keeps_its_consumers_and_merges_as_much() -> None:
     world, subscription = await opened()
     for _ in range(TIMES):
         await seek_back(world, subscription, by_time=True)
@@ -121,10 +121,10 @@ async def test_too_many_rewinds_are_refused_with_a_reason(monkeypatch: pytest.Mo
         await seeking.seek(subscription.cursor, Position(0, 0))
 
 
-async def test_regions_that_were_cut_and_went_back_as_often_as_they_may_go_on_together(
+async def test_regions_cut_off_with_as_many_rewinds_as_allowed_go_on_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each made as many rewinds as it may. Together they are more: they are written, read at the next start, counted
+    """Each made as many rewinds as allowed. Together they are more: they are written, read at the next start, counted
     against a further seek, and merged once the regions agree."""
     monkeypatch.setattr(seeking, "LAYERS_MAX", 4)
     world, subscription = await opened()
@@ -164,7 +164,7 @@ async def test_regions_that_were_cut_and_went_back_as_often_as_they_may_go_on_to
     await seeking.seek_to_time(subscription.cursor, 0)
 
 
-async def test_what_is_stored_and_was_only_dropped_is_not_acked_by_a_merge() -> None:
-    """It was acked before it was rewound. A region that comes to the topic later gets it, and owes it."""
+async def test_entries_only_dropped_are_not_acked_by_a_merge() -> None:
+    """The entry was acked before the rewind. A region that joins the topic later gets it, and owes it."""
     rewinds = [step for first in range(rewind_merging.WORTH) for step in (("ack", 6), ("seek", 2 * first))]
     await TopicWorld().live([("own", 0)] * 4 + [*rewinds, ("expire", 0), ("trim", 0)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns over topic names, and watchers of what they select."""
+"""Patterns over topic names, and watchers of the selected topics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_matches(pattern: str, topic: str, matches: bool) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["public/default/(", "(?!a)b", r"(a)\1", "a{1000000}", "a**"])
-def test_patterns_that_are_none(pattern: str) -> None:
+def test_invalid_patterns(pattern: str) -> None:
     with pytest.raises(BadPattern):
         TopicPattern(pattern)
 
@@ -58,7 +58,7 @@ def test_the_hash_is_pulsars() -> None:
 
 
 class Port:
-    """A client that notes what it is told."""
+    """A client that records what it is told."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[tuple[list[str], list[str], str]] = asyncio.Queue()
@@ -108,7 +108,7 @@ class PatternWorld:
             return await self.port.told.get()
 
 
-async def test_changes_of_a_moment_are_told_together() -> None:
+async def test_changes_at_one_moment_are_told_together() -> None:
     world = PatternWorld()
     world.watchers.start(world.watch())
     first, _, third = world.change("a1"), world.change("b"), world.change("a2")
@@ -120,7 +120,7 @@ async def test_changes_of_a_moment_are_told_together() -> None:
     assert world.reads == 2
 
 
-async def test_one_made_and_deleted_at_once_is_told_as_deleted() -> None:
+async def test_a_topic_created_and_deleted_at_once_is_told_as_deleted() -> None:
     world = PatternWorld()
     world.watchers.start(world.watch())
     name = world.change("a")
@@ -151,7 +151,7 @@ async def test_many_changes_are_told_in_updates_that_fit_a_frame() -> None:
     assert [hashed for *_, hashed in updates] == ["", "", digest(made)]
 
 
-async def test_who_does_not_read_is_told_later_or_loses_its_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_told_later_or_loses_its_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "MISSED_MAX", 3)
     monkeypatch.setattr(watching, "GATHER_SECONDS", 0)
     world = PatternWorld()
@@ -173,7 +173,7 @@ async def test_who_does_not_read_is_told_later_or_loses_its_watcher(monkeypatch:
     assert len(world.watchers) == 0
 
 
-async def test_watchers_are_counted() -> None:
+async def test_watchers_are_limited() -> None:
     world = PatternWorld(limit=2)
     one, two = world.watch(), world.watch("t/n/b.*")
     with pytest.raises(TooManyWatchers):
@@ -186,8 +186,8 @@ async def test_watchers_are_counted() -> None:
     assert len(world.watchers) == 1
 
 
-async def test_a_long_list_is_gone_through_in_slices() -> None:
-    """It is made, tried on a pattern and hashed, ``SLICE`` names in a turn."""
+async def test_a_long_list_is_processed_in_slices() -> None:
+    """It is built, matched against a pattern and hashed, ``SLICE`` names per turn."""
     count = 100_000
     segments, scheduler, turns = [f"a{number:06}" for number in range(count)], LoopScheduler(), 0
     made: list[int] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markers that the replicator of a region of Apache Pulsar brings: what is answered, and what they move (PIP-33)."""
+"""Markers from an Apache Pulsar region's replicator: what is answered, and what they move (PIP-33)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support.worlds.topic_of_one_region import Region
 OTHER = "other-apache"
 SETTINGS = SnapshotSettings()
 TO = {SnapshotResponse: (APACHE,), Snapshot: ("us",)}
-"""Regions that a marker is for; all, for the others."""
+"""The regions that a marker is for; others are for all."""
 
 
 class Told:
@@ -67,7 +67,7 @@ def follow(one: Region, pulsar: Sequence[str] = (APACHE,)) -> TopicSnapshots:
 
 
 def brought(marker: Marker, source: str | None, *, only_to: str | None = None, padding: int = 0) -> Send:
-    """As the replicator of Pulsar sends it."""
+    """A marker as Pulsar's replicator sends it."""
     body = markers.marker_body(marker, 1, only_to)
     said = metadata.parse(body)
     said.replicated_from = APACHE
@@ -83,7 +83,7 @@ def brought(marker: Marker, source: str | None, *, only_to: str | None = None, p
 
 
 async def written(one: Region) -> list[Marker]:
-    """Own markers."""
+    """The markers that this region wrote."""
     found, at = list[Marker](), EARLIEST
     while some := await one.topic.log.read_after(at, 1000, 1 << 20):
         for _, entry in some:
@@ -119,8 +119,8 @@ async def test_a_request_is_answered_with_the_end_of_the_log() -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-async def test_a_request_that_is_brought_again_is_not_answered_again(dies: bool) -> None:
-    """Pulsar uses one id for both rounds: the answer to a repeat would count for one to the second round."""
+async def test_a_repeated_request_is_not_answered_again(dies: bool) -> None:
+    """Pulsar uses one id for both rounds: the answer to a repeat would count as one to the second round."""
     one = await opened()
     producer, _ = await entered(one)
     request = brought(SnapshotRequest("id", APACHE), "3:1")
@@ -139,7 +139,7 @@ async def test_a_request_that_is_brought_again_is_not_answered_again(dies: bool)
     await one.kill()
 
 
-async def test_without_a_position_a_request_is_answered_where_there_are_two_regions_alone() -> None:
+async def test_without_a_position_a_request_is_answered_only_if_there_are_just_two_regions() -> None:
     for pulsar, count in ([APACHE], 1), ([APACHE, OTHER], 0):
         one = await opened(pulsar=pulsar)
         producer, _ = await entered(one, names_sources=False)
@@ -155,7 +155,7 @@ async def test_without_a_position_a_request_is_answered_where_there_are_two_regi
         SubscriptionUpdate("s", (Place("us", Position(1 << 40, 1)),)),
     ],
 )
-async def test_what_speaks_for_others_or_of_what_is_not_here_has_no_effect(marker: Marker) -> None:
+async def test_markers_for_other_regions_or_unknown_subscriptions_have_no_effect(marker: Marker) -> None:
     one = await opened()
     await one.publish(1)
     producer, port = await entered(one)
@@ -163,7 +163,7 @@ async def test_what_speaks_for_others_or_of_what_is_not_here_has_no_effect(marke
     snapshots = one.topic.snapshots
     assert isinstance(snapshots, TopicSnapshots) and snapshots.refused == 1
     assert await answers(one) == [] and not one.topic.subscriptions
-    assert [kind for kind, *_ in port.answers] == ["stored"], "its replicator goes on"
+    assert [kind for kind, *_ in port.answers] == ["stored"], "the replicator goes on"
 
 
 async def test_floods_and_huge_markers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +190,8 @@ async def test_an_update_moves_a_subscription_and_the_other_meridian_regions_lea
     assert found.cursor.first_hand is not None and found.cursor.first_hand.is_acked("us", one.stored[3])
 
 
-async def test_an_update_passes_nothing_that_its_sender_could_not_have_had() -> None:
-    """R31: a message that was not for it, and one of another region of Pulsar."""
+async def test_an_update_skips_nothing_that_its_sender_could_not_have_received() -> None:
+    """R31: a message that was not for it, and one of another Pulsar region."""
     one = await opened(pulsar=[APACHE, OTHER])
     others = [pack_extras(names, None) for names in (None, ("us", OTHER), None)]
     from_pulsar = [pack_extras(("us", name), None, (name, Position(4, 4))) for name in (OTHER, APACHE)]
@@ -205,7 +205,7 @@ async def test_an_update_passes_nothing_that_its_sender_could_not_have_had() -> 
 
 
 async def test_an_update_of_one_pulsar_does_not_count_for_messages_of_another() -> None:
-    """Their origin is the same in all regions of Meridian, but how those two are linked, nobody here knows (R31)."""
+    """All Meridian regions know their origin, but nobody here knows how those two Pulsars are linked (R31)."""
     one = await opened(pulsar=[APACHE, OTHER])
     said = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
     body = metadata.build_body(said.SerializeToString(), b"x")
@@ -244,8 +244,8 @@ async def test_a_subscription_that_is_not_replicated_here_or_was_deleted_stays_a
     assert own.cursor.mark_delete < one.stored[0]
 
 
-async def test_a_position_between_two_ledgers_ends() -> None:
-    """One that never was: nothing is acknowledged behind it, and nobody waits for it."""
+async def test_a_wait_for_a_position_between_two_ledgers_ends() -> None:
+    """For a position that never existed, nothing after it is acknowledged, and nobody waits for it."""
     one = await opened()
     await one.publish(12)  # five in each ledger
     producer, _ = await entered(one)
@@ -255,7 +255,7 @@ async def test_a_position_between_two_ledgers_ends() -> None:
     assert one.topic.subscriptions["s"].cursor.mark_delete == one.stored[4]
 
 
-async def test_a_marker_counts_once_what_was_brought_before_it_is_durable() -> None:
+async def test_a_marker_counts_once_everything_brought_before_it_is_durable() -> None:
     one = await opened()
     producer, port = await entered(one)
     said = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, replicated_from=APACHE)
@@ -270,7 +270,7 @@ async def test_a_marker_counts_once_what_was_brought_before_it_is_durable() -> N
     assert answer.place.position == first
 
 
-async def test_what_pulsar_is_not_told_is_shown() -> None:
+async def test_what_is_not_sent_to_pulsar_is_shown() -> None:
     """R32: holes and rewinds."""
     one = await opened()
     await one.publish(4)
@@ -285,7 +285,7 @@ async def test_what_pulsar_is_not_told_is_shown() -> None:
     assert lagging.pulsar_json(one.topic.subscribing.create_subscription("own", EARLIEST), 0) == {}
 
 
-async def test_a_subscription_that_is_through_moves_pulsar_and_one_that_is_behind_is_made_known() -> None:
+async def test_a_fully_acknowledged_subscription_moves_pulsar_and_one_behind_is_announced() -> None:
     one = await opened()
     one.topic.exchange = Told()  # type: ignore[assignment]
     snapshots = one.topic.snapshots
@@ -315,8 +315,8 @@ async def test_a_subscription_that_is_through_moves_pulsar_and_one_that_is_behin
     assert (await written(one))[4:] == [SubscriptionUpdate("through", taken.places)]
 
 
-async def test_pulsar_is_told_once_the_other_meridian_regions_owe_nothing_from_before_its_link_began() -> None:
-    """R31: what Pulsar sent to them alone is not here, and it would pass that with an update."""
+async def test_pulsar_is_told_once_other_meridian_regions_owe_nothing_older_than_its_link() -> None:
+    """R31: what Pulsar sent only to them is not here, and an update would make it skip that."""
     one = await opened()
     one.topic.exchange = Told()  # type: ignore[assignment]
     one.topic.regions = lambda: frozenset({"us", "eu"})
@@ -361,11 +361,11 @@ async def test_pulsar_is_told_once_the_other_meridian_regions_owe_nothing_from_b
     assert not shown["reason"] and not snapshots_json(one.topic)["heldBack"]
 
 
-async def test_where_a_link_began_is_known_after_a_crash_and_anew_when_a_region_is_back() -> None:
+async def test_a_links_beginning_is_known_after_a_crash_and_set_again_when_a_region_returns() -> None:
     one = await opened()
     assert one.topic.pulsar.since(APACHE) == LATEST
     one.topic.pulsar.reached(APACHE)
-    assert one.topic.pulsar.since(APACHE) == LATEST, "that it is sent something says nothing"
+    assert one.topic.pulsar.since(APACHE) == LATEST, "sending it something does not count"
     await one.publish(2)
     await entered(one)
     since = one.topic.log.last_confirmed

@@ -25,7 +25,7 @@ async def regions(*, ledger_entries: int = 5) -> Regions:
     return world
 
 
-async def test_it_has_one_origin_in_all_regions() -> None:
+async def test_a_message_has_one_origin_in_all_regions() -> None:
     world = await regions()
     for name in ("us", "eu"):
         assert await world.bring(name, [Position(3, 7)], replicate_to=["us", "eu"]) == [("stored", 3, 7)]
@@ -38,7 +38,7 @@ async def test_it_has_one_origin_in_all_regions() -> None:
     await world.end()
 
 
-async def test_an_acknowledgement_counts_in_all_also_before_the_message_is_there() -> None:
+async def test_an_acknowledgement_counts_in_all_regions_even_before_the_message_is_there() -> None:
     world = await regions()
     sources = [Position(3, entry) for entry in (0, 1, 2, 5)]
     await world.bring("us", sources)
@@ -77,7 +77,7 @@ async def test_no_floor_passes_what_a_region_has_not_got_yet() -> None:
     await world.acknowledge("us", (await world.stored("us"))[sources[-1]], is_cumulative=True)
     await world.look_after()
     assert world.progress("us").floors()[APACHE] == EARLIEST
-    await world.bring("eu", [*sources[:2], Position(3, 3)])  # 3:3 is for eu alone, and everything behind it is late
+    await world.bring("eu", [*sources[:2], Position(3, 3)])  # 3:3 is for eu alone, and everything after it is late
     await world.look_after()
     assert world.owes("eu", Position(3, 3))
     assert world.progress("us").floors()[APACHE] < Position(3, 3)
@@ -108,7 +108,7 @@ STEPS = st.one_of(
     withheld=st.lists(st.sampled_from([(), (), (), ("us",), ("eu",)]), min_size=MESSAGES, max_size=MESSAGES),
     steps=st.lists(STEPS, max_size=25),
 )
-async def test_nothing_is_skipped_and_nothing_acknowledged_comes_again(
+async def test_nothing_is_skipped_and_nothing_acknowledged_is_redelivered(
     positions: list[tuple[int, int]], withheld: list[tuple[str, ...]], steps: list[tuple[str, str, int, int]]
 ) -> None:
     """Whatever is withheld, late, sent again, reported or lost in a crash."""
@@ -157,7 +157,7 @@ async def test_nothing_is_skipped_and_nothing_acknowledged_comes_again(
     common = min((meant[region][-1] for region in ("us", "eu") if meant[region]), default=EARLIEST)
     if all(meant.values()):
         for region in ("us", "eu"):
-            assert world.progress(region).floors()[APACHE] >= common, "the holes close"
+            assert world.progress(region).floors()[APACHE] >= common, "the holes are closed"
     await world.end()
 
 
@@ -166,11 +166,11 @@ def unchained(source: Position) -> EntryHeader:
 
 
 def with_holes(messages: int) -> list[Position]:
-    """Positions of that many messages: each tenth position is that of a marker."""
+    """Positions of that many messages: each tenth position is a marker's."""
     return [Position(5, entry) for entry in range(messages * HOLE_EVERY // (HOLE_EVERY - 1)) if entry % HOLE_EVERY]
 
 
-async def test_twenty_thousand_messages_with_holes_leave_nothing_behind() -> None:
+async def test_twenty_thousand_messages_with_holes_leave_no_state_behind() -> None:
     """What a subscription keeps is a bit for each position from the first message that some region owes; nothing once
     none does."""
     world, sources = await regions(ledger_entries=12_000), with_holes(20_000)
@@ -202,14 +202,14 @@ def test_an_index_keeps_no_exception_for_a_hole() -> None:
     places = [index.place(entry) for entry in range(len(index))]
     assert places == [Place(APACHE, before(source), source) for source in sources]
     runs = list(index.runs(0, 99))
-    assert runs == places[:100], "no run passes over a hole"
+    assert runs == places[:100], "no run spans a hole"
     index.pack()
     assert [index.place(entry) for entry in range(len(index))] == places
     assert list(index.runs(0, 99)) == runs
     assert index.memory() < 10 * len(index)
 
 
-async def test_repeats_are_known_after_all_is_trimmed_and_after_a_crash() -> None:
+async def test_repeats_are_recognised_after_trimming_everything_and_after_a_crash() -> None:
     world = await regions()
     sources = [Position(3, entry) for entry in range(0, 24, 2)]
     await world.bring("us", sources)
@@ -227,7 +227,7 @@ async def test_repeats_are_known_after_all_is_trimmed_and_after_a_crash() -> Non
     await world.end()
 
 
-async def test_a_region_that_was_restored_takes_what_it_lost_if_it_is_sent_again() -> None:
+async def test_a_restored_region_accepts_what_it_lost_if_it_is_sent_again() -> None:
     world = await regions()
     sources = [Position(3, entry) for entry in range(0, 20, 2)]
     await world.bring("us", sources[:4])
@@ -248,7 +248,7 @@ async def test_a_region_that_was_restored_takes_what_it_lost_if_it_is_sent_again
     await world.end()
 
 
-async def test_alone_it_is_stored_as_its_own_and_both_kinds_are_repeats_later() -> None:
+async def test_in_a_single_region_it_is_stored_as_its_own_and_both_kinds_are_repeats_later() -> None:
     world = await regions()
     one = world["us"]
     both = one.topic.regions
@@ -271,8 +271,8 @@ async def test_alone_it_is_stored_as_its_own_and_both_kinds_are_repeats_later() 
     await world.end()
 
 
-async def test_a_position_that_a_client_copied_says_nothing() -> None:
-    """A region that stamps none carries properties that clients copied, such as to a dead-letter topic."""
+async def test_a_position_copied_by_a_client_is_ignored() -> None:
+    """A region that stamps no positions passes on properties that clients copied, as to a dead-letter topic."""
     world = await regions()
     producer, port = await entered(world["us"], names_sources=False)
     for number, copied in enumerate(["9:9", "3:1", "3:1"]):
@@ -284,7 +284,7 @@ async def test_a_position_that_a_client_copied_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("source", ["3:4294967296", f"{(1 << 63) - 1}:1", f"{1 << 63}:0"])
-async def test_a_position_that_no_entry_can_have_is_refused(source: str) -> None:
+async def test_an_impossible_position_is_refused(source: str) -> None:
     world = await regions()
     producer, port = await entered(world["us"])
     world["us"].topic.publish_foreign(producer, sent(1, source))
@@ -301,7 +301,7 @@ async def test_other_regions_are_neither_asked_for_it_nor_sent_it() -> None:
     assert not (await find(topic, None, "eu", everything)).entries
     one = Want("t", "", APACHE, Position(3, 3), Position(3, 5))
     (copied,) = (await find(topic, None, "eu", one)).entries
-    assert checked(copied, one, one.after)[0].origin == Position(3, 4), "a copy of a damaged one may be asked for"
+    assert checked(copied, one, one.after)[0].origin == Position(3, 4), "a copy of a damaged entry may be requested"
     await world["us"].kill()
     await world.start("us")
     assert APACHE in world["us"].topic.log.unchained, "known before any of its entries is read"
@@ -309,11 +309,11 @@ async def test_other_regions_are_neither_asked_for_it_nor_sent_it() -> None:
     await world.settle()
     await world["us"].kill()
     await world.start("us")
-    assert APACHE in world["us"].topic.log.unchained, "and also when it has left"
+    assert APACHE in world["us"].topic.log.unchained, "and also after it has left"
     await world.end()
 
 
-async def test_a_copy_is_the_same_in_regions_that_number_schemas_otherwise() -> None:
+async def test_a_copy_is_the_same_in_regions_that_number_schemas_differently() -> None:
     world = await regions()
     checksums = set()
     for name, version in (("us", b"\0" * 8), ("eu", b"\0" * 7 + b"\1")):

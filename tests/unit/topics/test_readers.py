@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subscriptions that are not durable: their readers are sent away by a seek, and some never come back."""
+"""Non-durable subscriptions: a seek disconnects their readers, and some never return."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def reading(world: TopicWorld) -> tuple[Subscription, Reading]:
     return subscription, port
 
 
-async def test_a_reader_that_never_comes_back_after_its_seek_is_forgotten() -> None:
+async def test_a_reader_that_never_returns_after_its_seek_is_forgotten() -> None:
     world = TopicWorld()
     await world.open()
     for number in range(3):
@@ -58,7 +58,7 @@ async def test_a_reader_that_never_comes_back_after_its_seek_is_forgotten() -> N
     assert port.sent_away == 1
     world.scheduler.ms += trimming.READER_BACK_MS
     await trimming.trim(world.topic)
-    assert "reader" in world.topic.subscriptions, "its client may be on its way"
+    assert "reader" in world.topic.subscriptions, "its client may be reconnecting"
     again = Reading()
     consumer = world.topic.subscribing.add_consumer(subscription, again, 1, "r", EXCLUSIVE, 0, None)
     consumer.flow(100)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic's subscriptions come back from its progress log in slices, exactly as record by record."""
+"""A topic's subscriptions are recovered from its progress log in slices, exactly as record by record."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def change(time_ms: int, name: str, kind: Kind, what: Any, history: Any) -> Chan
 
 
 def take_one(topic: Topic, one: Change) -> None:
-    """As a record is meant: what a delta says is joined to what is known by then."""
+    """The meaning of a record: a delta is merged into what is known by then."""
     subscription = topic.subscriptions.get(one.subscription)
     if one.kind not in (Kind.ACKED, Kind.MERGED):
         replay.take(topic, [one])
@@ -119,7 +119,7 @@ def state(topic: Topic) -> dict[str, tuple[Any, ...]]:
 
 @many
 @given(logs, histories, st.lists(st.integers(1, 20), min_size=20, max_size=20))
-def test_slices_come_to_the_same_as_one_record_after_the_other(
+def test_slices_give_the_same_as_one_record_after_another(
     worlds: Worlds, log: list[Any], history: Any, sizes: list[int]
 ) -> None:
     changes = [change(0, name, Kind.WHOLE, (True, 0, []), history) for name in sorted(set(NAMES))]
@@ -138,8 +138,8 @@ def test_slices_come_to_the_same_as_one_record_after_the_other(
     assert heard == acked
 
 
-def test_a_rewind_takes_back_the_drops_of_what_it_ruled_when_it_was_made(worlds: Worlds) -> None:
-    """Later it comes to rule what older ones did: what was only dropped there stays dropped."""
+def test_a_rewind_undoes_the_drops_it_ruled_when_it_was_made(worlds: Worlds) -> None:
+    """Later it comes to rule what older rewinds ruled: what was only dropped there stays dropped."""
     topic, acks = emptied(worlds.in_slices), Progress()
     records = [Change(Kind.WHOLE, "a", 0, Whole(encode_record(a_record("a", True, 0)), acks.encode(), b"").encode())]
     records.append(Change(Kind.DROPPED, "a", 1, dropped([(Cause.TTL, "us", EARLIEST, Position(0, 3))]).encode()))

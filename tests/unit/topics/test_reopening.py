@@ -9,7 +9,7 @@ from meridian_broker.topics.reopening import FIRST_MS, LAST_MS, WELL_MS, Failing
 
 
 def pauses(failing: Failing, count: int, now_ms: int) -> list[int]:
-    """Of a topic that fails whenever it is opened."""
+    """The pauses of a topic that fails whenever it is opened."""
     found = []
     for _ in range(count):
         found.append(failing.failed("t", "it cannot be read", now_ms))
@@ -17,13 +17,13 @@ def pauses(failing: Failing, count: int, now_ms: int) -> list[int]:
     return found
 
 
-def test_the_first_failure_costs_no_pause_and_each_further_one_twice_the_last() -> None:
+def test_the_first_failure_causes_no_pause_and_each_later_one_twice_the_last() -> None:
     found = pauses(Failing(), 2000, now_ms=5)
     assert found[:5] == [0, FIRST_MS, 2 * FIRST_MS, 4 * FIRST_MS, 8 * FIRST_MS]
     assert set(found[9:]) == {LAST_MS}
 
 
-def test_a_topic_that_stayed_open_for_a_while_begins_anew() -> None:
+def test_a_topic_that_stayed_open_for_a_while_starts_over() -> None:
     failing = Failing()
     opens_ms = sum(pauses(failing, 4, now_ms=0)) + 3
     assert failing.failed("t", "again", opens_ms + WELL_MS - 1) == 8 * FIRST_MS
@@ -31,7 +31,7 @@ def test_a_topic_that_stayed_open_for_a_while_begins_anew() -> None:
     assert failing.failed("t", "again", opens_ms + WELL_MS) == 0
 
 
-def test_whoever_asks_during_a_pause_is_told_why_and_for_how_long() -> None:
+def test_a_request_during_a_pause_is_told_why_and_for_how_long() -> None:
     failing = Failing()
     pauses(failing, 5, now_ms=0)
     (one,) = failing.all(now_ms=one_before(failing))
@@ -63,7 +63,7 @@ def test_a_single_failure_is_not_shown() -> None:
     assert failing.all(now_ms=10 + FIRST_MS + WELL_MS) == []
 
 
-def test_topics_that_are_well_again_are_forgotten() -> None:
+def test_recovered_topics_are_forgotten() -> None:
     failing = Failing()
     for number in range(10_000):
         failing.failed(f"t{number}", "once", number * 100)

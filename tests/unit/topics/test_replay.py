@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue of entries to send again: each entry once, in the order of the log."""
+"""The queue of entries to redeliver: each entry once, in log order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_entries_come_once_each_and_in_order() -> None:
         replay.remove_first()
     assert taken == [2, 5, 9]
     replay.add(Position(1, 2))
-    assert replay.first == Position(1, 2), "an entry that was sent again may be returned once more"
+    assert replay.first == Position(1, 2), "a redelivered entry may be returned once more"
 
 
 def test_only_wanted_entries_stay() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rewound subscription remembers of what it sent: exactly what an acknowledgement may count by (R13)."""
+"""What a rewound subscription remembers as redelivered: exactly what an acknowledgement may count by (R13)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BORDERS = [Position(3, 2), Position(7, 0), Position(7, 5), Position(8, 3)]
     st.sampled_from(BORDERS),
     st.lists(st.tuples(st.sampled_from(["note", "note", "note", "copy", "pass"]), st.sampled_from(PLACES))),
 )
-def test_what_was_sent_counts_and_nothing_else(border: Position, steps: list[tuple[str, Position]]) -> None:
+def test_only_what_was_sent_counts(border: Position, steps: list[tuple[str, Position]]) -> None:
     resent, sent = Resent(border), set[Position]()
     copies: list[tuple[Resent, set[Position]]] = []
     for what, place in steps:

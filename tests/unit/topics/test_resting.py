@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A progress log at rest has no ledger, loses nothing, and brings nothing back, wherever its broker ends."""
+"""An idle progress log has no ledger, loses nothing, and revives nothing, wherever its broker dies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.worlds.topic_of_one_region import Region, region
 
 
 async def idle(**flags: bool) -> Region:
-    """A topic with subscriptions, acknowledgements, a drop and a deleted subscription, unchanged for long."""
+    """A topic with subscriptions, acknowledgements, a drop and a deleted subscription, unchanged for a long time."""
     one = await region(rests=True, gone=True, local=False, shared=True, **flags)
     await one.ack("local", [0, 1, 4], 10)
     await one.ack("shared", [2, 3], 20)
@@ -31,7 +31,7 @@ async def idle(**flags: bool) -> Region:
 
 
 def progress_ledgers(one: Region) -> set[int]:
-    """Those on the disk."""
+    """The progress ledgers on disk."""
     return {number for number, found in one.disk.ledgers.items() if Label.decode(found.label).kind is Kind.PROGRESS}
 
 
@@ -52,14 +52,14 @@ async def test_a_topic_that_does_not_change_has_no_progress_ledger() -> None:
     assert may_rest(one)
     await one.topic.progress_log.rest()
     assert (one.record.progress, progress_ledgers(one)) == ([], set())
-    assert not may_rest(one), "there is nothing to give back"
+    assert not may_rest(one), "there is no space to free"
     await one.kill()
     await one.start()
     assert one.state() == before
-    assert progress_ledgers(one) == set(), "opening a topic makes none"
+    assert progress_ledgers(one) == set(), "opening a topic creates none"
 
 
-async def test_an_unloaded_topic_rests_at_once_and_one_that_is_handed_over_does_not() -> None:
+async def test_an_unloaded_topic_is_put_to_rest_at_once_and_one_handed_over_is_not() -> None:
     one = await idle()
     before = one.state()
     await one.topic.close("to the next owner")
@@ -79,20 +79,20 @@ async def test_a_topic_that_changes_now_and_then_keeps_its_ledger() -> None:
     assert not may_rest(one)
 
 
-async def test_a_log_that_rests_goes_on_with_the_next_change() -> None:
+async def test_a_log_at_rest_goes_on_with_the_next_change() -> None:
     one = await idle()
     for number in (5, 7, 8):
         await one.topic.progress_log.rest()
         await one.ack("shared", [number], 30)
         assert len(progress_ledgers(one)) == 1
-        assert one.record.snapshot is None, "the ledger begins with a snapshot of its own"
+        assert one.record.snapshot is None, "the ledger begins with its own snapshot"
         before = one.state()
         await one.kill()
         await one.start()
         assert one.state() == before
 
 
-async def test_wherever_its_broker_ends_on_the_way_to_rest_nothing_is_lost() -> None:
+async def test_wherever_its_broker_dies_on_the_way_to_rest_nothing_is_lost() -> None:
     for turns in count():
         one = await idle()
         before, resting = one.state(), begin(one)
@@ -103,7 +103,7 @@ async def test_wherever_its_broker_ends_on_the_way_to_rest_nothing_is_lost() -> 
         await one.start()
         assert one.state() == before, f"ended after {turns} turns"
         named = set(one.record.progress)
-        assert named <= progress_ledgers(one), "every ledger on record can be fenced"
+        assert named <= progress_ledgers(one), "every recorded ledger can be fenced"
         await one.ack("shared", [5], 40)
         await one.kill()
         await one.start()
@@ -114,7 +114,7 @@ async def test_wherever_its_broker_ends_on_the_way_to_rest_nothing_is_lost() -> 
     assert turns > 3
 
 
-async def test_wherever_its_broker_ends_when_a_log_at_rest_changes_nothing_confirmed_is_lost() -> None:
+async def test_wherever_its_broker_dies_when_a_resting_log_changes_nothing_confirmed_is_lost() -> None:
     for turns in count():
         one, told = await idle(), list[LedgerError | None]()
         await one.topic.progress_log.rest()
@@ -134,7 +134,7 @@ async def test_wherever_its_broker_ends_when_a_log_at_rest_changes_nothing_confi
     assert turns > 5
 
 
-async def test_changes_on_the_way_to_rest_are_written_behind_it() -> None:
+async def test_changes_on_the_way_to_rest_are_written_after_it() -> None:
     for turns in range(8):
         one, told = await idle(), list[LedgerError | None]()
         resting = begin(one)
@@ -152,7 +152,7 @@ async def test_changes_on_the_way_to_rest_are_written_behind_it() -> None:
         assert one.state() == after
 
 
-async def test_a_large_snapshot_stays_in_its_ledger_and_is_not_made_again_and_again() -> None:
+async def test_a_large_snapshot_stays_in_its_ledger_and_is_not_rewritten_repeatedly() -> None:
     one = await idle(**{"x" * 200 + str(number): False for number in range(REST_BYTES // 200)})
     assert may_rest(one)
     await one.topic.progress_log.rest()
@@ -166,7 +166,7 @@ async def test_a_large_snapshot_stays_in_its_ledger_and_is_not_made_again_and_ag
 
 
 @pytest.mark.parametrize("writes", [0, 1])
-async def test_a_topic_goes_on_although_its_record_cannot_be_written_now(
+async def test_a_topic_goes_on_although_its_record_cannot_be_written(
     writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = await idle()
@@ -185,7 +185,7 @@ async def test_a_topic_goes_on_although_its_record_cannot_be_written_now(
         ledgers = list(one.record.progress)
         if not writes:
             await one.ack("shared", [7], 30)
-            assert one.topic.failure is None, "the ledger still takes changes while the metadata store is away"
+            assert one.topic.failure is None, "the ledger still takes changes while the metadata store is unavailable"
     assert one.record.progress == ledgers
     await one.ack("shared", [5], 30)
     before = one.state()
@@ -195,8 +195,8 @@ async def test_a_topic_goes_on_although_its_record_cannot_be_written_now(
 
 
 @pytest.mark.logs_error("the disk damaged")
-async def test_a_ledger_that_was_deleted_since_the_metadata_were_copied_is_no_empty_log() -> None:
-    """Metadata that are restored name ledgers whose entries bookies have given up."""
+async def test_a_ledger_deleted_since_the_metadata_backup_is_not_an_empty_log() -> None:
+    """Restored metadata names ledgers whose entries bookies have deleted."""
     one = await idle()
     copy = list(one.record.progress), one.record.snapshot
     await one.kill()
@@ -207,8 +207,8 @@ async def test_a_ledger_that_was_deleted_since_the_metadata_were_copied_is_no_em
     assert one.topic.subscription_registry.lost_records.in_doubt, "a subscription may be missing: nothing is trimmed"
 
 
-async def test_the_first_ledger_of_all_may_be_empty() -> None:
-    """A broker that ends before it has written anything to it leaves no doubt behind."""
+async def test_the_very_first_ledger_may_be_empty() -> None:
+    """A broker that dies before it has written anything to it leaves no doubt behind."""
     for turns in count():
         one = await region(rests=True)
         one.topic.progress_log._roll()
@@ -222,7 +222,7 @@ async def test_the_first_ledger_of_all_may_be_empty() -> None:
             break
 
 
-async def test_a_disk_that_fails_when_a_log_goes_to_rest_fails_its_topic() -> None:
+async def test_a_disk_failure_while_a_log_is_put_to_rest_fails_its_topic() -> None:
     one, told = await idle(), list[LedgerError | None]()
     store: Any = one.topic.progress_log._chain._store
     one.topic.progress_log.append(Change.VOTES, "shared", b"{}", told.append)

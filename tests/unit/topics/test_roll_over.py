@@ -25,7 +25,7 @@ from support.worlds.topic_record import TopicRecord
 
 
 class Ledgers:
-    """Of one progress log: how many were begun, and how much was written."""
+    """Ledgers of one progress log: how many were begun, and how much was written."""
 
     def __init__(self, one: Region, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = self.bytes = 0
@@ -48,7 +48,7 @@ def snapshot_bytes(one: Region) -> int:
     return sum(len(payload) for _, _, payload in one.topic.progress_log._snapshot())
 
 
-async def test_a_large_snapshot_is_not_written_more_often_than_it_saves_anything(
+async def test_a_large_snapshot_is_written_only_as_often_as_it_saves_something(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = await region(**{f"s{number}": False for number in range(50)})
@@ -90,7 +90,7 @@ async def test_a_new_subscription_does_not_wait_for_the_snapshot_of_the_others()
     assert one.state() == before
 
 
-async def test_a_close_on_a_full_disk_tells_everybody_who_waits() -> None:
+async def test_a_close_on_a_full_disk_fails_everybody_who_waits() -> None:
     store, refused = MemoryLedgerStore(), list[LedgerError | None]()
     log = ProgressLog(store, TopicRecord(), 1, LoopScheduler(), lambda: ())
     log.append(Kind.ACKED, "s0", b"acked", refused.append)
@@ -103,7 +103,7 @@ async def test_a_close_on_a_full_disk_tells_everybody_who_waits() -> None:
 
 
 class Refusing(TopicRecord):
-    """Metadata that may be full."""
+    """A metadata store that may be full."""
 
     full = False
 
@@ -114,7 +114,7 @@ class Refusing(TopicRecord):
 
 
 @pytest.mark.logs_error("no snapshot of this")
-async def test_a_first_snapshot_that_cannot_be_made_is_told_to_everybody_who_waits() -> None:
+async def test_a_failed_first_snapshot_is_reported_to_everybody_who_waits() -> None:
     def broken() -> Iterator[tuple[Kind, str, bytes]]:
         raise ValueError("no snapshot of this")
 
@@ -129,7 +129,7 @@ async def test_a_first_snapshot_that_cannot_be_made_is_told_to_everybody_who_wai
     assert all(error is not None and "no snapshot of this" in str(error) for error in refused)
 
 
-async def test_changes_go_on_into_the_ledger_before_while_the_metadata_store_is_full(
+async def test_while_the_metadata_store_is_full_changes_go_to_the_earlier_ledger(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(progress_log, "ROLL_RECORDS", 2)
@@ -159,7 +159,7 @@ async def test_changes_go_on_into_the_ledger_before_while_the_metadata_store_is_
         await settle()
     assert told == [None] * 8
     assert (log.failure, log.ledgers) == (None, [first])
-    assert len(await store.list()) == 2, "one ledger is ready for when there is room"
+    assert len(await store.list()) == 2, "one ledger is ready for the moment when there is room"
     record.full = False
     log.append(Kind.ACKED, "s", b"acked", told.append)
     await settle()
@@ -170,11 +170,11 @@ async def test_changes_go_on_into_the_ledger_before_while_the_metadata_store_is_
         await settle()
     await log.close()
     syncing.cancel()
-    assert [one.ledger_id for one in await store.list()] == log.ledgers, "what was ready is gone"
+    assert [one.ledger_id for one in await store.list()] == log.ledgers, "the prepared ledger is gone"
 
 
 class Replaced(TopicRecord):
-    """Metadata that another owner writes once the ledger of a roll-over is on record."""
+    """A metadata store to which another owner writes once the ledger of a roll-over is recorded."""
 
     async def save_progress_ledgers(self, ledgers: list[int], snapshot: tuple[bytes, ...] | None = None) -> None:
         if len(self.progress) > len(ledgers):
@@ -182,17 +182,17 @@ class Replaced(TopicRecord):
         await super().save_progress_ledgers(ledgers, snapshot)
 
 
-async def test_an_owner_that_is_replaced_before_it_deletes_old_ledgers_deletes_none_and_writes_no_more(
+async def test_an_owner_replaced_before_it_deletes_old_ledgers_deletes_none_and_writes_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next owner reads them: its record names them still."""
+    """The next owner reads them: its record still names them."""
     monkeypatch.setattr(progress_log, "ROLL_RECORDS", 2)
     store = MemoryLedgerStore(schedule=asyncio.get_running_loop().call_soon)
     record, told, failed = Replaced(), list[LedgerError | None](), list[str]()
     log = ProgressLog(store, record, 1, LoopScheduler(), lambda: ())
     log.on_failure = failed.append
     await log.prepare()
-    for _ in range(2):  # the second one is what the roll-over begins with
+    for _ in range(2):  # the roll-over begins with the second one
         log.append(Kind.ACKED, "s", b"acked", told.append)
     await until(lambda: bool(failed))
     assert told == [None, None]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many schemas one client adds in a minute."""
+"""How many schemas one client may add in a minute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from meridian_broker.topics.directory.schema_rates import AUTHORS_MAX, MINUTE_MS
 from meridian_broker.topics.errors import LimitReached
 
 
-def test_so_many_in_a_minute_for_each_author() -> None:
+def test_a_limited_number_per_minute_for_each_author() -> None:
     rates = SchemaRates(3)
     for second in range(3):
         rates.count("app", 1000 * second)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeks by time on a real topic (R12): each entry is judged by when it was published, however disordered they stand,
-and only what has to be is read."""
+"""Seeks by time on a real topic (R12): each entry is judged by its own publish time, however disordered the times are,
+and only what is necessary is read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ steps = st.lists(
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks() -> Iterator[None]:
-    """So that ledgers of five entries have several."""
+    """So that ledgers of five entries have several blocks."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (block_times, times, drops):
             patch.setattr(module, "BLOCK", 2)
@@ -45,11 +45,11 @@ def small_blocks() -> Iterator[None]:
 
 
 class TimedWorld(TopicWorld):
-    """What was given back stays acknowledged, whatever is sought: regions that store it do not owe it again."""
+    """Trimmed entries stay acknowledged, whatever is sought: regions that store them do not owe them again."""
 
     async def open(self) -> None:
         self.taken_back: dict[str, set[Position]] = {name: set() for name in NAMES}
-        """What was acked before a seek by time ruled it: without its time nobody can tell that it is not acked."""
+        """Acked before a seek by time ruled it: without its time nobody can tell that it is not acked."""
         await super().open()
 
     async def seek_to_time(self, number: int) -> None:
@@ -77,7 +77,7 @@ class TimedWorld(TopicWorld):
         self.acked[name] |= before
 
     async def give_back(self, number: int) -> None:
-        """Both subscriptions are through with most entries, and ledgers go."""
+        """Both subscriptions have acknowledged most entries, and ledgers are deleted."""
         for which in (0, 1):
             await self.cumulative(2 * number + which)
         await self.settle()
@@ -119,8 +119,8 @@ class TimedWorld(TopicWorld):
         return await log_walks.carry_out(self.topic.log, self.topic.scheduler, steps)
 
     async def check_backlog(self, subscription: Subscription, owed: list[Position]) -> None:
-        """However many entries are looked at together, up to a block of times, the backlog and its holes are exact."""
-        assert backlogs.CHUNK <= BLOCK, "so that a chunk lies in two blocks at most, and both are in memory"
+        """However many entries are examined together, up to a block of times, the backlog and its holes are exact."""
+        assert backlogs.CHUNK <= BLOCK, "so that a chunk lies in at most two blocks, both in memory"
         for chunk in (1, block_times.BLOCK):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(backlogs, "CHUNK", chunk)
@@ -131,7 +131,7 @@ class TimedWorld(TopicWorld):
                     assert any(after < entry.place <= upto for after, upto in found.holes) == (entry.place not in owed)
 
     async def check_reports(self, subscription: Subscription, owed: list[Position]) -> None:
-        """However few entries are looked at one by one: nothing owed is reported to be owed nowhere (R11)."""
+        """However few entries are examined singly: nothing owed is reported as owed nowhere (R11)."""
         most = await self.owed_nothing_upto(subscription)
         for walk in (0, 2):
             with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +144,7 @@ class TimedWorld(TopicWorld):
                 continue
             behind = self.entries[[entry.place for entry in self.entries].index(owed[0]) :]
             if all(entry.place in owed for entry in behind):
-                assert upto == most, "nothing was to be found by looking on"
+                assert upto == most, "searching further would have found nothing"
 
 
 class Reads:
@@ -163,7 +163,7 @@ class Reads:
 
 
 class LongWorld(TopicWorld):
-    """Six ledgers; of every second thousand the times go back and forth."""
+    """Six ledgers; in every second thousand entries the times go back and forth."""
 
     LEDGER, LEDGERS = 2000, 6
 
@@ -185,11 +185,11 @@ class LongWorld(TopicWorld):
 
 
 @pytest.mark.parametrize("is_opened_anew", [False, True])
-async def test_a_seek_by_time_reads_no_more_than_it_has_to(
+async def test_a_seek_by_time_reads_no_more_than_necessary(
     monkeypatch: pytest.MonkeyPatch, is_opened_anew: bool
 ) -> None:
-    """One block to find the place; the one ledger that is consumed from there on; and where nothing is known since a
-    restart, the ledger in which the place is."""
+    """One block to find the position; the one ledger consumed from there on; and if nothing is known since a
+    restart, the ledger of the position."""
     for module in (block_times, times):
         monkeypatch.setattr(module, "BLOCK", BLOCK)
     world = LongWorld()
@@ -202,7 +202,7 @@ async def test_a_seek_by_time_reads_no_more_than_it_has_to(
         await world._open_topic()
     subscription, log = world.topic.subscriptions["one"], world.topic.log
     assert log.after(subscription.cursor.mark_delete) is None
-    for back in (10_700, 7_100, 3_300, 9_900):  # the last of them goes forward
+    for back in (10_700, 7_100, 3_300, 9_900):  # the last seek goes forward
         world.cool()
         reads = Reads(monkeypatch)
         before = subscription.cursor.mark_delete
@@ -231,23 +231,23 @@ def test_a_group_in_two_blocks_counts_in_both(monkeypatch: pytest.MonkeyPatch) -
 
 
 @given(steps)
-def test_a_seek_by_time_judges_each_entry_by_its_own(story: list[tuple[str, int]]) -> None:
+def test_a_seek_by_time_judges_each_entry_by_its_own_time(story: list[tuple[str, int]]) -> None:
     asyncio.run(TimedWorld().live(story))
 
 
-async def test_a_backlog_is_exact_where_not_all_times_of_a_ledger_are_in_memory() -> None:
+async def test_a_backlog_is_exact_if_not_all_times_of_a_ledger_are_in_memory() -> None:
     sought = [("own", 0), ("own", 1), ("foreign", 0), *[("own", 0)] * 5, ("own", 1), ("ack", 6), *[("own", 0)] * 2]
     await TimedWorld().live([*sought, ("own", 1), ("seek_to_time", 8)])
 
 
-async def test_a_seek_by_time_to_where_the_cursor_stands_takes_nothing_back() -> None:
-    """Also where the log begins with a ledger that is empty: what was given back stays acknowledged everywhere."""
+async def test_a_seek_by_time_to_the_cursors_position_undoes_nothing() -> None:
+    """Even if the log begins with an empty ledger: trimmed entries stay acknowledged everywhere."""
     given_back = [("own", 0), ("own", 0), ("ack", 0), ("truncate", 0)]
     await TimedWorld().live([*given_back, ("seek_to_time", 0), ("seek_to_time", 0)])
 
 
-async def test_times_that_are_asked_for_again_stay_longer() -> None:
-    """Whoever drops a page of entries loads all their times first, of which some are there."""
+async def test_times_used_again_stay_longer() -> None:
+    """Dropping a page of entries loads all their times first, some of which are in memory."""
     world = TimedWorld()
     await world.open()
     for number in (0, 5) * 5:

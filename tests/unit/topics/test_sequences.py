@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Last sequence ids: what is a repeat, what is remembered, and how it is written."""
+"""Last sequence ids: what counts as a repeat, what is remembered, and how it is written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ids = st.integers(0, LARGEST)
 times = st.integers(0, 2**50)
 rows = st.lists(st.tuples(st.text(max_size=12), ids, times), max_size=8)
 rows_of_few = st.lists(st.tuples(st.sampled_from("abcd"), ids, times), max_size=8)
-"""Of the same producers again and again."""
+"""Records that repeat the same producers."""
 positions = st.builds(Position, st.integers(-1, 2**62), st.integers(-1, 2**62))
 records = st.builds(Record, st.integers(0, 3), positions, rows)
 
@@ -37,7 +37,7 @@ def nobody(_name: str) -> bool:
 
 @settings(max_examples=500)
 @given(records)
-def test_records_come_back(record: Record) -> None:
+def test_records_are_read_back(record: Record) -> None:
     assert decode(encode(record)) == record
 
 
@@ -60,8 +60,8 @@ def test_a_newer_format_is_refused_with_a_sentence() -> None:
 
 @settings(max_examples=500)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=30))
-def test_new_is_what_is_above_all_and_a_repeat_is_what_is_durable(steps: list[tuple[bool, int]]) -> None:
-    """Messages are given to the log, and become durable, in any order of ids."""
+def test_an_id_above_all_is_new_and_a_durable_one_is_a_repeat(steps: list[tuple[bool, int]]) -> None:
+    """Messages enter the log, and become durable, in any order of ids."""
     known, given_ids, durable = SequenceState(), [NONE], [NONE]
     for becomes_durable, number in steps:
         outcome = known.judge(number)
@@ -99,7 +99,7 @@ def test_records_are_joined_in_any_order_any_number_of_times(found: list[Rows], 
     assert {name: one.last(name) for name in known} == {name: other.last(name) for name in known}
 
 
-def test_beyond_the_limit_the_longest_unused_go_and_the_connected_stay() -> None:
+def test_beyond_the_limit_the_longest_unused_are_forgotten_and_the_connected_stay() -> None:
     sequences = SequenceIds(20, lambda name: name == "0")
     for number in range(20):
         sequences.known(str(number), number).raise_to(number)
@@ -108,14 +108,14 @@ def test_beyond_the_limit_the_longest_unused_go_and_the_connected_stay() -> None
     assert [sequences.last(name) for name in ("0", "1", "2", "3")] == [0, NONE, NONE, 3]
 
 
-def test_if_all_are_connected_none_goes() -> None:
+def test_if_all_are_connected_none_is_forgotten() -> None:
     sequences = SequenceIds(2, lambda _name: True)
     for name in "abc":
         sequences.known(name, 1).raise_to(7)
     assert [sequences.last(name) for name in "abc"] == [7, 7, 7]
 
 
-def test_names_nobody_used_for_long_go() -> None:
+def test_names_unused_for_long_are_forgotten() -> None:
     sequences = SequenceIds(10, lambda name: name == "connected")
     for name, time_ms in (("old", 10), ("connected", 10), ("young", 20)):
         sequences.known(name, time_ms).raise_to(1)
@@ -123,7 +123,7 @@ def test_names_nobody_used_for_long_go() -> None:
     assert [sequences.last(name) for name in ("old", "connected", "young")] == [NONE, 1, 1]
 
 
-def test_many_names_are_several_records_of_which_the_last_says_up_to_where() -> None:
+def test_many_names_are_several_records_and_the_last_names_the_position() -> None:
     sequences = SequenceIds(10_000, nobody)
     for number in range(2 * RECORD_NAMES + 1):
         sequences.known(str(number), number).raise_to(number)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch scope ``origin`` on a real topic (R26): what is sent is held at that moment, nothing of a share that is won
-is left out, nothing that a consumer has is sent to another, and what is acknowledged is what was sent."""
+"""Dispatch scope ``origin`` on a real topic (R26): what is sent is held at that moment, nothing of a newly won share
+is skipped, nothing that a consumer has is sent to another, and only what was sent is acknowledged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DURATION_MS = 10_000
 
 
 class Leasing:
-    """Gives what a test wants it to."""
+    """Grants what the test says."""
 
     promise_ms = 6000
 
@@ -51,7 +51,7 @@ class Leasing:
         return self.leases.setdefault(stream[2], Claim(stream, voter_sets, preferred))
 
     def unwant(self, stream: Stream) -> None:
-        """Nobody else asks in these tests."""
+        """Nobody else asks for it in these tests."""
 
     def release(self, stream: Stream) -> None:
         self.released.append(stream[2])
@@ -86,7 +86,7 @@ class Exchange:
 
 
 class FromTwoRegions(Message):
-    """Every other one began elsewhere."""
+    """Every second entry was published in another region."""
 
     def stored(self, number: int) -> bytes:
         if number % 2 == 0:
@@ -136,9 +136,9 @@ class Shared(DispatchWorld):
             share.lost(origin)
 
     def deliver(self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, _: int | None) -> None:
-        assert self.scheduler.ms < self.leasing.leases[began(position)].until_ms, "this share is not held"
+        assert self.scheduler.ms < self.leasing.leases[began(position)].until_ms, "the share is not held"
         if self.kind in (SHARED, KEY_SHARED):
-            # What was given back while the share was not held is counted anew.
+            # What was given back while the share was not held is counted again.
             assert redeliveries <= self.given_back[position]
             self.given_back[position] = redeliveries
             super().deliver(consumer, position, entry, redeliveries, _)
@@ -180,7 +180,7 @@ BEGIN: list[Step] = [(Shared.join, 1), (Shared.flow, 9), (Shared.win, 0), (Share
 
 
 async def lived(world: Shared, chosen: list[Step]) -> None:
-    """Step by step, and at the end everything is sent and acknowledged."""
+    """Run step by step; at the end everything is sent and acknowledged."""
     await world.open()
     try:
         for step, choice in chosen:
@@ -200,16 +200,14 @@ def test_what_is_held_is_sent_once_and_nothing_else(
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
 @pytest.mark.parametrize("lets_go", [Shared.give_back, Shared.leave])
-def test_what_a_consumer_lets_go_while_its_share_is_read_again_is_sent_once(
-    kind: SubscriptionType, lets_go: Any
-) -> None:
+def test_what_a_consumer_releases_while_its_share_is_reread_is_sent_once(kind: SubscriptionType, lets_go: Any) -> None:
     world = Shared(kind, [FromTwoRegions(key * 13_107) for key in [1] * 9 + [3, 1, 3, 1, 1, 1]])
     run(lived(world, [*BEGIN, (Shared.win, 1), (Shared.lose, 0), (Shared.win, 0), (lets_go, 0)]))
 
 
 @asynccontextmanager
 async def opened(kind: SubscriptionType, messages: list[Message]) -> AsyncIterator[Shared]:
-    """For one test, closed when it ends well."""
+    """A world for one test, closed if the test passes."""
     world = Shared(kind, messages)
     await world.open()
     yield world
@@ -233,7 +231,7 @@ async def test_a_share_that_is_won_later_is_read_from_the_start(ten: list[Messag
         assert world.entries()[5:] == [1, 3, 5, 7, 9]
 
 
-async def test_nothing_is_sent_when_the_lease_is_over_though_nobody_said_so(ten: list[Message]) -> None:
+async def test_nothing_is_sent_after_the_lease_expired_unnoticed(ten: list[Message]) -> None:
     async with opened(SHARED, ten) as world:
         world.join(0)
         world.win(0)
@@ -246,7 +244,7 @@ async def test_nothing_is_sent_when_the_lease_is_over_though_nobody_said_so(ten:
 
 
 async def test_a_cumulative_acknowledgement_covers_what_was_sent_before(ten: list[Message]) -> None:
-    """Entry 8 was sent before any of the other share: acknowledging it says nothing of those."""
+    """Entry 8 was sent before any entry of the other share: acknowledging it says nothing about those."""
     async with opened(EXCLUSIVE, ten) as world:
         world.join(0)
         (consumer,) = world.consumers
@@ -269,10 +267,10 @@ async def test_a_cumulative_acknowledgement_covers_what_was_sent_before(ten: lis
         assert subscription.cursor.mark_delete == Position(LEDGER, 4)
 
 
-async def test_what_comes_before_the_last_cumulative_acknowledgement_is_not_covered_by_the_next(
+async def test_entries_before_the_last_cumulative_acknowledgement_are_not_covered_by_the_next(
     ten: list[Message],
 ) -> None:
-    """Official clients drop it: nobody has seen entries 1, 3, 5 and 7."""
+    """Official clients drop them: nobody has seen entries 1, 3, 5 and 7."""
     async with opened(EXCLUSIVE, ten) as world:
         world.join(0)
         (consumer,) = world.consumers
@@ -291,7 +289,7 @@ async def test_what_comes_before_the_last_cumulative_acknowledgement_is_not_cove
         assert subscription.cursor.mark_delete == Position(LEDGER, 0)
 
 
-async def test_what_its_home_wants_back_is_not_sent_any_more_and_released_in_a_moment(ten: list[Message]) -> None:
+async def test_a_share_that_its_preferred_holder_wants_back_is_not_sent_and_soon_released(ten: list[Message]) -> None:
     async with opened(SHARED, ten) as world:
         world.join(0)
         world.win(1)

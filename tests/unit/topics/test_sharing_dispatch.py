@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared and Key_Shared dispatch on a real topic over ledgers in memory, driven by random consumers."""
+"""Shared and Key_Shared dispatch on a real topic over in-memory ledgers, driven by random consumers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def story(world: DispatchWorld, chosen: list[Step]) -> None:
             if choice % 3:
                 await world.settle()
             else:
-                await asyncio.sleep(0)  # in the midst of whatever is under way
+                await asyncio.sleep(0)  # in the middle of whatever is in progress
             world.check_counts()
         await world.finish()
     finally:
@@ -80,8 +80,8 @@ def test_shared_delivers_everything_and_nothing_too_early(listed: list[Message],
 
 
 @given(st.lists(st.integers(0, 3), max_size=20), steps)
-def test_chunks_stay_together_while_their_consumer_does(order: list[int], chosen: list[Step]) -> None:
-    """Four messages of chunks, interleaved at random."""
+def test_chunks_stay_together_while_their_consumer_stays(order: list[int], chosen: list[Step]) -> None:
+    """Four chunked messages, interleaved at random."""
     sizes = Counter(order)
     seen: Counter[int] = Counter()
     listed = []
@@ -104,8 +104,8 @@ def test_chunks_stay_together_while_their_consumer_does(order: list[int], chosen
 
 
 @given(st.tuples(messages, steps) | busy)
-def test_small_bounds_slow_down_and_lose_nothing(drawn: tuple[list[Message], list[Step]]) -> None:
-    """Few entries looked ahead, few delayed ones noted: reading stops and goes on."""
+def test_low_limits_slow_down_and_lose_nothing(drawn: tuple[list[Message], list[Step]]) -> None:
+    """Little look-ahead, few delayed entries noted: reading stops and resumes."""
     listed, chosen = drawn
 
     async def bounded(world: DispatchWorld) -> None:
@@ -154,8 +154,8 @@ def test_a_delayed_entry_wakes_its_subscription_within_a_tick() -> None:
 
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
-def test_reading_anew_forgets_what_was_noted(kind: SubscriptionType) -> None:
-    """After a rewind (a barrier passed) delayed and waiting entries are met again, and come once."""
+def test_rereading_forgets_noted_entries(kind: SubscriptionType) -> None:
+    """After a rewind (once a barrier is passed) delayed and waiting entries are read again, and delivered once."""
 
     async def told() -> None:
         world = DispatchWorld(kind, [Message(1, 500), Message(2), Message(2), Message(1)])
@@ -179,8 +179,8 @@ def test_reading_anew_forgets_what_was_noted(kind: SubscriptionType) -> None:
     run(told())
 
 
-def test_a_tick_that_comes_while_it_is_looked_for_still_wakes() -> None:
-    """The dispatcher looks at the clock, finds nothing due, and a millisecond later it would be."""
+def test_a_tick_that_falls_due_during_the_check_still_wakes() -> None:
+    """The dispatcher reads the clock and finds nothing due; a millisecond later it would be."""
 
     async def told() -> None:
         scheduler = Clocked()
@@ -199,7 +199,7 @@ def test_a_tick_that_comes_while_it_is_looked_for_still_wakes() -> None:
     run(told())
 
 
-def test_delayed_entries_come_out_by_time_and_then_by_place() -> None:
+def test_delayed_entries_come_out_by_time_and_then_by_position() -> None:
     async def told() -> None:
         delays = Delays(Clocked(), lambda: None, limit=4)
         for number, due in enumerate((950, 120, 101, 130)):
@@ -214,7 +214,7 @@ def test_delayed_entries_come_out_by_time_and_then_by_place() -> None:
     run(told())
 
 
-def test_a_foreign_entry_tells_its_deliver_time_too() -> None:
+def test_a_foreign_entry_has_its_deliver_time_too() -> None:
     from meridian_broker.ledgers.entry import EntryHeader, deliver_at_ms, pack_foreign
 
     for due in (None, 1, START_MS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever goes through all topics of a broker does a bounded part of it in each turn of the loop."""
+"""Work over all topics of a broker does a bounded part in each loop turn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PREFIX = "non-persistent://t/n/"
 
 
 class Counter:
-    """How much was done."""
+    """Counts the work done."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -47,7 +47,7 @@ class Counter:
 
 
 async def most_in_a_turn(work: Coroutine[Any, Any, Any], done: Callable[[], int]) -> int:
-    """The most that was done in one turn of the loop until the work ended. One turn is enough to begin it."""
+    """The most that was done in one loop turn until the work ended. The work begins within one turn."""
     task, most, before = asyncio.ensure_future(work), 0, 0
     while not task.done():
         await asyncio.sleep(0)
@@ -181,7 +181,7 @@ async def test_topics_that_are_not_open() -> None:
 
 
 async def test_topics_that_settle() -> None:
-    """Each topic stops dispatching, and each subscription is looked at once; then only those that wait for acks are."""
+    """Each topic stops dispatching, and each subscription is checked once; then only those that wait for acks are."""
     rested, idle, slow, deaf = Counter(), Counter(), Counter(), Counter()
 
     class Subscription:
@@ -194,7 +194,7 @@ async def test_topics_that_settle() -> None:
 
         @property
         def unacked_messages(self) -> int:
-            """One more is acknowledged between two looks."""
+            """One more is acknowledged between two checks."""
             self.looked.done()
             self.unacked = max(0, self.unacked - 1)
             return self.unacked
@@ -211,7 +211,7 @@ async def test_topics_that_settle() -> None:
     assert (rested.count, idle.count, slow.count, deaf.count) == (MANY + 1, MANY, 3, MANY + 1)
 
 
-async def test_topics_of_a_bundle_that_is_lost() -> None:
+async def test_topics_of_a_lost_bundle() -> None:
     looked, fenced = Counter(), Counter()
 
     class LookedAt(Bundle):
@@ -237,15 +237,15 @@ async def test_topics_of_a_bundle_that_is_lost() -> None:
     owned.bind(SimpleNamespace(parts=some, registry=registry, drop=drop, regions=regions))  # type: ignore[arg-type]
     one, other = LookedAt("t/n", 0, LAST // 2), LookedAt("t/n", LAST // 2, LAST)
     most = await most_in_a_turn(owned.drop(one), lambda: looked.count)
-    assert most <= 2 * SLICE  # one walk's end and the next one's beginning
+    assert most <= 2 * SLICE  # the end of one walk and the beginning of the next
     assert all(map(other.has, registry.topics)) and 0 < len(registry.topics) < MANY
     await owned.drop(other)
     assert not (registry.topics or registry.non_persistent.topics or some.unfinished.unopened)
     assert fenced.count == 2 * MANY
 
 
-async def test_a_topic_that_is_deleted_during_the_survey_is_not_missed_for_ever() -> None:
-    """What is on record and not open keeps this region from voting, for one."""
+async def test_a_topic_deleted_during_the_survey_is_not_waited_for_forever() -> None:
+    """A recorded topic that is not open prevents this region from voting, for example."""
     some, name = parts(), parse("persistent://t/n/a")
     registry = TopicRegistry(some)
 
@@ -261,7 +261,7 @@ async def test_a_topic_that_is_deleted_during_the_survey_is_not_missed_for_ever(
 
 
 def test_a_round_of_topics_that_wait_for_polls() -> None:
-    """Another round begins while hundreds of topics wait: that compares no name with each of them."""
+    """Another round begins while hundreds of topics wait: it does not compare each name with all of them."""
     compared = Counter()
 
     class Name(str):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of subscription types: it agrees with the wire, and another row is all that a new type takes."""
+"""The table of subscription types: it agrees with the wire, and a new type takes only another row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Port:
         self.got.append(position)
 
     def disconnect_consumer(self, consumer: Consumer) -> None:
-        """The topic closes."""
+        """Called when the topic closes."""
 
     def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
         raise NotImplementedError
@@ -42,7 +42,7 @@ class Port:
 
 
 class RichestDispatcher(SharedDispatcher):
-    """A type that no broker has: the consumer with the most permits gets the next entry."""
+    """A type that only this test has: the consumer with the most permits gets the next entry."""
 
     __slots__ = ()
 

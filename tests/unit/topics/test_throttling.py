@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token buckets against what they promise: the rate holds over any span, and nobody waits longer than needed."""
+"""Token buckets and their promises: the rate holds over any span, and nobody waits longer than needed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ steps = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 3000)), max_size
 
 
 def payable(count: int, amount: int, period: int) -> int:
-    """No more than a debt may be."""
+    """At most the maximum debt."""
     return min(count, amount * max(period, RATE_DEBT_MS) // period)
 
 
 @settings(max_examples=500)
 @given(amounts, periods, steps)
-def test_over_any_span_no_more_passes_than_the_rate_and_one_savings(
+def test_over_any_span_no_more_passes_than_the_rate_and_one_period_saved(
     amount: int, period: int, wanted: list[tuple[int, int]]
 ) -> None:
-    """Whoever waits as told uses at most (span / period + 1) * amount, plus the last use, which is paid for later."""
+    """A client that waits as told uses at most (span / period + 1) * amount, plus the last use, paid for later."""
     now = 1_000_000
     bucket = TokenBucket(amount, period, now)
     begin, used = now, 0
@@ -50,8 +50,8 @@ def test_a_debt_is_waited_for_no_longer_than_needed(amount: int, period: int, co
 
 @settings(max_examples=500)
 @given(amounts, periods, st.lists(st.integers(0, 1 << 40), min_size=1, max_size=5))
-def test_nobody_waits_longer_than_a_debt_may_be_whatever_was_used(amount: int, period: int, uses: list[int]) -> None:
-    """One client may make the debt, and all pay it."""
+def test_nobody_waits_longer_than_for_the_maximum_debt(amount: int, period: int, uses: list[int]) -> None:
+    """One client may incur the debt that all pay."""
     bucket = TokenBucket(amount, period, 0)
     for count in uses:
         bucket.take(count, 0)
@@ -62,8 +62,10 @@ def test_nobody_waits_longer_than_a_debt_may_be_whatever_was_used(amount: int, p
 
 @settings(max_examples=500)
 @given(amounts, periods, st.lists(st.tuples(st.integers(-10_000, 10_000), st.integers(0, 500)), max_size=40))
-def test_a_clock_that_is_set_gives_at_most_one_savings(amount: int, period: int, moves: list[tuple[int, int]]) -> None:
-    """Forward it saves no more than a period's worth; back it takes nothing away and holds nobody up."""
+def test_setting_the_clock_gives_at_most_one_period_saved(
+    amount: int, period: int, moves: list[tuple[int, int]]
+) -> None:
+    """Set forward, it saves at most one period's amount; set back, it takes nothing away and delays nobody."""
     now = 50_000
     bucket = TokenBucket(amount, period, now)
     for move, count in moves:

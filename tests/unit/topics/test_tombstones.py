@@ -17,7 +17,7 @@ HOUR_MS = 3_600_000
 
 
 async def jobs(one: Region, first: int, end: int) -> None:
-    """Short-lived subscriptions, one after the other."""
+    """Create and delete short-lived subscriptions, one after another."""
     for number in range(first, end):
         one.topic.subscribing.create_subscription(f"job-{number}", EARLIEST, replicated=True)
         one.topic.subscription_registry.delete(f"job-{number}")
@@ -25,14 +25,14 @@ async def jobs(one: Region, first: int, end: int) -> None:
 
 
 async def told(one: Region, name: str, record: bytes) -> str | None:
-    """What the region answers to another one that still has the subscription."""
+    """The region's answer to another one that still has the subscription."""
     answers: list[str | None] = []
     one.topic.subscription_registry.merge(name, Progress(), record, answers.append)
     await one.settle()
     return answers[0]
 
 
-async def test_a_region_that_was_away_brings_no_deleted_subscription_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_region_that_was_down_revives_no_deleted_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tombstones, "TOMBSTONES_MAX", 50)
     one = await region(**{"job-0": True})
     elsewhere = encode_record(one.topic.subscriptions["job-0"].record)
@@ -42,7 +42,7 @@ async def test_a_region_that_was_away_brings_no_deleted_subscription_back(monkey
     one.scheduler.ms += HOUR_MS
     assert await told(one, "job-0", elsewhere) is None
     assert "job-0" not in one.topic.subscriptions
-    # A name that is remembered takes no more room.
+    # A name already remembered takes no more room.
     one.topic.subscribing.create_subscription("job-3", EARLIEST, replicated=True)
 
 
@@ -56,10 +56,10 @@ async def test_a_full_memory_of_deletions_refuses_nothing_but_replication(monkey
     one.topic.subscribing.create_subscription("local", EARLIEST)
     one.scheduler.ms += TOMBSTONE_MS + HOUR_MS
     one.topic.subscribing.create_subscription("later", EARLIEST, replicated=True)
-    assert not one.topic.subscription_registry.tombstones, "those of more than 30 days ago made room"
+    assert not one.topic.subscription_registry.tombstones, "those older than 30 days made room"
 
 
-async def test_a_name_that_is_closed_for_a_while_is_forgotten_afterwards() -> None:
+async def test_a_temporarily_blocked_name_is_forgotten_afterwards() -> None:
     one = await region()
     for number in range(100):
         one.topic.subscribing.create_subscription(f"job-{number}", EARLIEST)

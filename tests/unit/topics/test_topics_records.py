@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the progress log says after a restart is what was so: subscriptions of one name, and what was called durable."""
+"""After a restart the progress log gives the true state: subscriptions of one name, and what was reported durable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 async def rolled_over(one: Region) -> None:
-    """A new ledger of the progress log holds all that is known, and nothing else does."""
+    """Roll over: only the new ledger of the progress log holds everything that is known."""
     log = one.topic.progress_log
     before = log.ledgers
     log._roll()
@@ -44,7 +44,7 @@ async def rolled_over(one: Region) -> None:
     assert len(log.ledgers) == 1
 
 
-async def test_a_subscription_made_after_a_deletion_of_its_name_stays_over_a_full_ledger() -> None:
+async def test_a_subscription_created_after_a_deletion_of_its_name_survives_a_roll_over() -> None:
     one = await region(shared=True)
     one.topic.subscription_registry.delete("shared")
     one.topic.subscribing.create_subscription("shared", EARLIEST)
@@ -56,7 +56,7 @@ async def test_a_subscription_made_after_a_deletion_of_its_name_stays_over_a_ful
     assert one.topic.subscriptions["shared"].cursor.mark_delete == one.stored[2]
 
 
-async def test_a_subscription_of_its_own_stays_where_others_deleted_one_of_its_name() -> None:
+async def test_a_subscription_of_this_region_alone_stays_when_others_deleted_one_of_its_name() -> None:
     one = await region(own=False)
     told: list[str | None] = []
     grave = SubscriptionRecord("own", True, deleted=Stamp(1_900_000_000_000, 0, "eu"))
@@ -71,7 +71,7 @@ async def test_a_subscription_of_its_own_stays_where_others_deleted_one_of_its_n
     assert one.topic.subscriptions["own"].cursor.mark_delete == one.stored[2]
 
 
-async def test_what_is_held_while_a_ledger_is_made_is_durable_behind_what_the_ledger_begins_with() -> None:
+async def test_records_held_during_a_ledgers_creation_are_durable_after_its_snapshot() -> None:
     store, snapshot = MemoryLedgerStore(), [(Kind.SUBSCRIPTION, f"s{number}", b"") for number in range(3)]
     log = ProgressLog(store, TopicRecord(), 1, LoopScheduler(), lambda: snapshot)
     told: list[LedgerError | None] = []
@@ -87,14 +87,14 @@ async def test_what_is_held_while_a_ledger_is_made_is_durable_behind_what_the_le
     assert told == [None]
 
 
-async def test_an_acknowledgement_of_a_subscription_that_is_gone_counts_for_no_later_one_of_its_name() -> None:
+async def test_an_acknowledgement_of_a_deleted_subscription_does_not_count_for_a_later_one() -> None:
     one = await region(sub=False)
     old = one.topic.subscriptions["sub"]
     nobody = Consumer(old, _Nobody(), 0, "", 0, 0, None, None, old.cursor.progress.epoch)
     told: list[LedgerError | None] = []
     one.topic.subscription_registry.delete("sub")
     one.topic.subscribing.create_subscription("sub", EARLIEST)
-    old.acknowledge(nobody, one.stored[:3], None, told.append)  # its entry's index was being read, say
+    old.acknowledge(nobody, one.stored[:3], None, told.append)  # for example, its entry's index was being read
     await one.settle()
     assert [type(error) for error in told] == [LedgerError]
     await one.start()
@@ -103,7 +103,7 @@ async def test_an_acknowledgement_of_a_subscription_that_is_gone_counts_for_no_l
 
 
 @pytest.mark.parametrize("change", ["flag", "scope", "seek", "skip"])
-async def test_no_command_brings_back_a_subscription_that_was_deleted_since_it_was_found(change: str) -> None:
+async def test_no_command_revives_a_subscription_deleted_since_it_was_found(change: str) -> None:
     one = await region(sub=True)
     found = one.topic.subscriptions["sub"]
     one.topic.subscription_registry.delete("sub")
@@ -122,7 +122,7 @@ async def test_no_command_brings_back_a_subscription_that_was_deleted_since_it_w
 
 
 class _Client:
-    """Hears whether a seek was on the disk when it was answered."""
+    """Records whether a seek was on disk when it was answered."""
 
     def __init__(self, log: ProgressLog) -> None:
         self.sent_away = SentAway()
@@ -133,8 +133,8 @@ class _Client:
         self.heard.append(self._log._finished == self._log._asked)
 
 
-async def test_a_client_hears_of_a_seek_once_it_is_on_the_disk() -> None:
-    """Else it would be told to see messages again, and see none of them after a crash."""
+async def test_a_client_is_told_of_a_seek_once_it_is_on_disk() -> None:
+    """Otherwise it would expect messages again, and get none of them after a crash."""
     one = await region(sub=False)
     await one.ack("sub", range(6), 5)
     client = _Client(one.topic.progress_log)

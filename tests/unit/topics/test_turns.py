@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits for the next turn of the loop: in order, once, and without harm from one that fails."""
+"""Work that waits for the next loop turn: done in order, once, unharmed by one that fails."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_each_is_called_once_in_the_next_turn_and_in_order(steps: list[str]) -> 
             assert done == list(range(added))
 
 
-def test_who_asks_again_waits_for_another_turn() -> None:
+def test_asking_again_means_another_turn() -> None:
     waiting, loop = turns()
     done: list[int] = []
     again = One(2, done)
@@ -80,7 +80,7 @@ def test_who_asks_again_waits_for_another_turn() -> None:
 
 @example(took=[TURN_MS] * 8 * LOOK_EVERY, asks_again=True)
 @given(took=st.lists(st.integers(0, 2 * TURN_MS), max_size=8 * LOOK_EVERY), asks_again=st.booleans())
-def test_the_loop_does_something_else_when_a_turn_takes_long(took: list[int], asks_again: bool) -> None:
+def test_the_loop_does_other_work_if_a_turn_takes_long(took: list[int], asks_again: bool) -> None:
     waiting, loop = turns()
     done: list[int] = []
     turn_ms: list[int] = []
@@ -101,7 +101,7 @@ def test_the_loop_does_something_else_when_a_turn_takes_long(took: list[int], as
     assert all(one < TURN_MS + 2 * TURN_MS * LOOK_EVERY for one in turn_ms)
 
 
-def test_who_is_to_be_first_comes_before_those_who_asked_earlier() -> None:
+def test_a_first_in_line_request_runs_before_earlier_ones() -> None:
     waiting, loop = turns()
     done: list[int] = []
     for number, add in enumerate((waiting.add, waiting.add_first, waiting.add, waiting.add_first)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that a client waits for, of a topic whose broker stops before it began."""
+"""Work on a topic that a client waits for, when the broker stops before it begins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def acknowledge(one: Region) -> None:
 
 
 @pytest.mark.parametrize("begin", [serve, move_on, look_up, acknowledge])
-async def test_it_leaves_no_coroutine_that_nobody_awaits(begin: Callable[[Region], None]) -> None:
+async def test_it_leaves_no_coroutine_unawaited(begin: Callable[[Region], None]) -> None:
     one = await region(s=True)
     await one.start()
     await one.settle()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What regions that are away lacked before a restart, as the progress log tells it."""
+"""What regions that are down lacked before a restart, as recorded in the progress log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 
 class Before:
-    """What the life before left."""
+    """What the broker before the restart left."""
 
     def __init__(self, **since_ms: int) -> None:
         self.since_ms = since_ms
@@ -32,7 +32,7 @@ async def recall(one: Region, **since_ms: int) -> dict[tuple[str, str], tuple[in
     return before.said
 
 
-def test_entries_and_age_are_those_since_the_region_went() -> None:
+def test_entries_and_age_are_those_since_the_region_went_down() -> None:
     async def story() -> None:
         one = await region(s=True, other=True, alone=False)
         await one.ack("s", [0, 1], 100)
@@ -47,7 +47,7 @@ def test_entries_and_age_are_those_since_the_region_went() -> None:
     asyncio.run(story())
 
 
-def test_of_a_subscription_that_is_gone_nothing_is_owed() -> None:
+def test_a_deleted_subscription_is_owed_nothing() -> None:
     async def story() -> None:
         one = await region(s=True)
         await one.ack("s", [0], 100)
@@ -58,7 +58,7 @@ def test_of_a_subscription_that_is_gone_nothing_is_owed() -> None:
     asyncio.run(story())
 
 
-def test_a_log_that_was_rolled_over_since_says_less_and_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_rolled_over_since_says_less_but_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         one = await region(s=True)
         await one.ack("s", [0, 1], 100)
@@ -71,7 +71,7 @@ def test_a_log_that_was_rolled_over_since_says_less_and_nothing_wrong(monkeypatc
     asyncio.run(story())
 
 
-def test_of_a_long_log_the_newest_entries_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_entries_of_a_long_log_count(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         one = await region(s=True)
         await one.ack("s", range(12), 100)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vote was given on (R26): whoever renews it without its name sees whatever happened to it since."""
+"""The basis on which a vote was given (R26): a renewal without its name detects every change since."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def manager_of(story: Story, region: str) -> LeaseManager:
 
 
 def basis_of(manager: LeaseManager) -> tuple[LeasedTopics, VoteBasis]:
-    """Of what this region promised eu."""
+    """The basis of what this region promised eu."""
     shares = cast("LeasedTopics", manager._topics)
     vote = manager.voter.votes[STREAM]
     assert vote.holder.startswith("eu#")
@@ -56,7 +56,7 @@ SHARED = ("subscribe us t sub", "tick 100", "scope us t sub origin", "consumer c
         "closed",
     ],
 )
-def test_a_topics_vote_stands_as_long_as_nothing_is_different(trouble: str) -> None:
+def test_a_topics_vote_stands_as_long_as_nothing_changes(trouble: str) -> None:
     story = told(*SHARED)
     shares, basis = basis_of(manager_of(story, "us"))
     topic = shares._topics.topics[TOPIC]
@@ -68,11 +68,11 @@ def test_a_topics_vote_stands_as_long_as_nothing_is_different(trouble: str) -> N
         story.run(trouble)
         story.run("tick 500")
     assert basis.still_valid() == (trouble == "nothing")
-    story.run("tick 500")  # a fenced topic is opened again
+    story.run("tick 500")  # a fenced topic is reopened
 
 
 @pytest.mark.parametrize("trouble", ["nothing", "more is known", "live t us eu ap", "forgotten"])
-def test_a_witness_vote_stands_as_long_as_nothing_is_different(trouble: str) -> None:
+def test_a_witness_vote_stands_as_long_as_nothing_changes(trouble: str) -> None:
     story = told("live t us eu", "tick 1500", *SHARED, "witness us t sub ap", "tick 9000")
     shares, basis = basis_of(manager_of(story, "ap"))
     store = shares.witness
@@ -92,4 +92,4 @@ def test_a_witness_vote_stands_as_long_as_nothing_is_different(trouble: str) -> 
         story.run("tick 1000")
     assert basis.still_valid() == (trouble == "nothing")
     if trouble == "nothing":
-        assert store._records[STREAM[:2]].asked_ms > asked_ms, "it is asked about, so it is not forgotten"
+        assert store._records[STREAM[:2]].asked_ms > asked_ms, "it is in use, so it is not forgotten"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cursor that has far to go lets others run on its way."""
+"""A cursor with a long way to go lets other work run in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP = 3
 
 
 async def turns(one: Region) -> list[int]:
-    """How many entries the cursor passes in each turn of the loop, until it is where it belongs."""
+    """How many entries the cursor passes in each loop turn until it has arrived."""
     found: list[int] = []
     at = one.topic.subscriptions["s"].cursor
     while at.mark_delete != one.stored[-1]:
@@ -41,7 +41,7 @@ def test_the_missing_acknowledgement_comes_last() -> None:
     asyncio.run(story())
 
 
-def test_what_it_has_not_passed_yet_is_not_sent() -> None:
+def test_entries_it_has_not_passed_yet_are_not_sent() -> None:
     async def story() -> None:
         one = await region(s=True)
         await one.ack("s", range(1, 12), 100)
@@ -58,7 +58,7 @@ def test_what_it_has_not_passed_yet_is_not_sent() -> None:
 
 @pytest.mark.parametrize("leap", [1, 2, 3])
 @pytest.mark.parametrize("missing", [None, 0, 3, 4, 5, 7, 9, 11])
-async def test_it_passes_the_rest_of_a_ledger_at_once_if_all_of_it_is_acknowledged(
+async def test_it_passes_the_rest_of_a_ledger_at_once_if_everything_in_it_is_acknowledged(
     leap: int, missing: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cursor, "WALK", 100)

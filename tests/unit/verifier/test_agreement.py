@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run, JSON, terminal, page, ConfigMap and custom resource say the same of a subject, whatever is wrong and wherever it
-stands: none is greener than another."""
+"""Run, JSON, terminal, page, ConfigMap and custom resource say the same of a subject, whatever is wrong and wherever:
+none is greener than another."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Moment = dict[str, dict[str, TopicState]]
 
 @dataclasses.dataclass
 class Regions:
-    """Three regions that agree, and what goes wrong with them."""
+    """Three regions that agree, and what goes wrong in them."""
 
     earlier: Moment
     later: Moment
@@ -77,21 +77,21 @@ class Regions:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where something goes wrong."""
+    """The subject and regions of a problem."""
 
     topic: str
     subscription: str
-    """Empty: a matter of the topic."""
+    """Empty: a problem of the topic."""
     source: str
     target: str
-    """The same as ``source``: a matter of one region."""
+    """The same as ``source``: a problem of one region."""
 
 
 Cause = Callable[[Regions, Place], None]
 
 
 def seen(reason: Reason) -> Cause:
-    """A rule found something."""
+    """A finding of a rule."""
 
     def happen(regions: Regions, at: Place) -> None:
         found = Finding(reason, at.topic, at.subscription, "us-east", at.source, at.target, 3, 3, 1, 2, ())
@@ -177,7 +177,7 @@ PLACES = [Place(TOPICS[0], subscription, PAIR[0], target) for subscription in ("
 
 
 def terminal(verdict: Verdict) -> dict[tuple[str, str], State]:
-    """What the rows of the terminal's table say: the symbol of each."""
+    """The symbol of each row of the terminal's table."""
     console = Console(file=io.StringIO(), width=400, record=True)
     show(verdict, console)
     told = {}
@@ -190,7 +190,7 @@ def terminal(verdict: Verdict) -> dict[tuple[str, str], State]:
 
 
 def on_page(verdict: Verdict) -> dict[tuple[str, str], State]:
-    """What the rows of the page's table say."""
+    """The content of the page's table rows."""
     section = page(verdict).partition("<h2>Subscriptions</h2>")[2].partition("</section>")[0]
     rows_shown = re.findall(r'<tr><td>(public/[^<]+)</td><td>(.*?)</td><td><span class="chip (\w+)">', section)
     return {
@@ -200,7 +200,7 @@ def on_page(verdict: Verdict) -> dict[tuple[str, str], State]:
 
 
 class Operator:
-    """What the operator makes of ConfigMaps."""
+    """The operator's reading of ConfigMaps."""
 
     def __init__(self, written: list[dict[str, Any]]) -> None:
         self._verdicts = Verdicts({one["metadata"]["labels"][LABEL] for one in written})
@@ -237,14 +237,14 @@ def check_agreement(verdict: Verdict) -> None:
         assert any(one.subscription == found.subscription for one in concerned)
 
 
-def test_every_reason_has_a_place_here() -> None:
+def test_every_reason_occurs_here() -> None:
     of_metadata = {Reason.METADATA_BEHIND, Reason.METADATA_MISSING, Reason.METADATA_DIFFERS}  # see there
     of_shadows = {Reason.SHADOW_INCOMPLETE, Reason.SHADOW_STRANGE, Reason.SHADOW_CURSOR_AHEAD, Reason.SOURCE_NOT_READ}
     of_pulsar = {Reason.AHEAD_OF_SOURCE, Reason.NOT_COMPARABLE}
     assert {*FOUND, *STRUCTURAL, Reason.LAGGING} == set(Reason) - of_metadata - of_shadows - of_pulsar
 
 
-def test_the_terminal_says_of_which_topic_each_finding_is() -> None:
+def test_the_terminal_names_the_topic_of_each_finding() -> None:
     regions = Regions.sound()
     for topic in TOPICS:
         seen(Reason.PASSED_UNACKED)(regions, Place(topic, SUBSCRIPTIONS[0], "us-east", "us-east"))
@@ -256,7 +256,7 @@ def test_the_terminal_says_of_which_topic_each_finding_is() -> None:
 
 
 def test_names_that_clients_chose_are_shown_and_not_obeyed() -> None:
-    """A closing tag without an opening one would end the command, and a control the line."""
+    """A closing tag without an opening one would end the command, and a control character the line."""
     regions = Regions.sound()
     seen(Reason.PASSED_UNACKED)(regions, Place(TOPICS[0], SUBSCRIPTIONS[0], "us-east", "us-east"))
     verdict = regions.verdict()
@@ -276,7 +276,7 @@ def test_names_that_clients_chose_are_shown_and_not_obeyed() -> None:
     assert r"[/x][red]\x1b[2J\u202e&lt;b&gt;" in shown
 
 
-def test_what_is_behind_and_may_be_is_told_everywhere() -> None:
+def test_permitted_lag_is_reported_everywhere() -> None:
     regions = Regions.sound()
     at = Place(TOPICS[0], SUBSCRIPTIONS[0], *PAIR)
     seen(Reason.MISSING_ACK)(regions, at)
@@ -289,7 +289,7 @@ def test_what_is_behind_and_may_be_is_told_everywhere() -> None:
 
 @pytest.mark.parametrize("at", PLACES, ids=lambda at: f"{at.subscription or 'topic'}, {at.target}")
 @pytest.mark.parametrize("reason", FOUND)
-def test_what_a_rule_found_is_told_everywhere(reason: Reason, at: Place) -> None:
+def test_findings_of_rules_are_reported_everywhere(reason: Reason, at: Place) -> None:
     regions = Regions.sound()
     seen(reason)(regions, at)
     verdict = regions.verdict()
@@ -300,11 +300,11 @@ def test_what_a_rule_found_is_told_everywhere(reason: Reason, at: Place) -> None
     for name in SUBSCRIPTIONS:
         message = operator.condition(at.topic, name).message
         assert (reason in message) == ((at.topic, name) in red)
-        assert ("of the topic" in message) == (not at.subscription), "and it says whose matter it is"
+        assert ("of the topic" in message) == (not at.subscription), "and it says whose problem it is"
 
 
 @pytest.mark.parametrize("reason", STRUCTURAL)
-def test_what_regions_say_of_themselves_is_told_everywhere(reason: Reason) -> None:
+def test_what_regions_report_of_themselves_is_reported_everywhere(reason: Reason) -> None:
     cause, expected = STRUCTURAL[reason]
     regions = Regions.sound()
     cause(regions, Place(TOPICS[0], SUBSCRIPTIONS[0], *PAIR))
@@ -315,7 +315,7 @@ def test_what_regions_say_of_themselves_is_told_everywhere(reason: Reason) -> No
     assert verdict.state is expected
 
 
-def test_what_is_wrong_with_the_topic_outweighs_what_cannot_be_told_of_a_subscription() -> None:
+def test_a_problem_of_the_topic_outweighs_an_unknown_subscription() -> None:
     regions = Regions.sound()
     at = Place(TOPICS[0], SUBSCRIPTIONS[0], *PAIR)
     epoch("", "2")(regions, at)
@@ -343,7 +343,7 @@ happenings = st.lists(
 
 @given(happenings)
 @settings(max_examples=150, deadline=None)
-def test_whatever_goes_wrong_at_once_nobody_tells_it_greener_than_another(what: list[tuple[Cause, Place]]) -> None:
+def test_whatever_goes_wrong_together_no_output_is_greener_than_another(what: list[tuple[Cause, Place]]) -> None:
     regions = Regions.sound()
     for cause, at in what:
         cause(regions, at)

@@ -31,13 +31,13 @@ def line(topic: str, ledgers: list[tuple[int, int]]) -> dict[str, Any]:
     return {"topic": topic, "region": ORIGIN, "ledgers": listed}
 
 
-def test_what_somebody_gave_up_is_dropped_for_all() -> None:
+def test_what_an_administrator_gave_up_is_dropped_for_all() -> None:
     record = {"region": "eu", "topic": "t", "subscriptions": [], "given_up": [["us", "5:3", "7:1"]]}
     (row,) = rows_of("dropped")(record)
     assert row[:10] == ("eu", "t", "", "", "us", 5, 3, 7, 1, "lost")
 
 
-def test_what_was_skipped_for_a_region_is_a_stretch_of_the_origins_entries() -> None:
+def test_what_was_skipped_for_a_region_is_a_range_of_the_origins_entries() -> None:
     fields = {"ledgers": [], "subscriptions": [], "last_own": "-1:-1", "last_origin": {}, "trimmed_to": "-1:-1"}
     record = {"region": "us", "topic": "t", **fields, "skipped": [["eu", "-1:-1", "7:1"]]}
     (row,) = rows_of("topics")(record)
@@ -45,7 +45,7 @@ def test_what_was_skipped_for_a_region_is_a_stretch_of_the_origins_entries() -> 
     assert row[-3] == [{"remote": "eu", **bounds}]
 
 
-def test_a_shadow_has_no_entries_of_its_own() -> None:
+def test_a_shadow_has_no_own_entries() -> None:
     planner = Planner()
     planner.add(line("orders", [(1, 5)]), 100)
     planner.add({**line("view", [(1, 5)]), "shadow_of": "orders"}, 100)
@@ -74,7 +74,7 @@ def test_a_partition_of_entries_may_begin_inside_a_ledger() -> None:
     assert planner.partitions()["entries"] == 3
 
 
-def test_lines_are_grouped_by_bytes_and_never_cut() -> None:
+def test_lines_are_grouped_by_bytes_and_never_split() -> None:
     planner = Planner()
     for size in (10, BYTES_PER_PARTITION - 10, 1, 2 * BYTES_PER_PARTITION, 5):
         planner.add(line("t", []), size)
@@ -119,7 +119,7 @@ def test_topic_patterns(pattern: str | None, matches: bool) -> None:
     assert topic_filter(pattern)("persistent://public/default/flights-1") is matches
 
 
-def test_a_broken_expression_says_so() -> None:
+def test_an_invalid_expression_is_reported() -> None:
     with pytest.raises(ValueError, match=r"is not a regular expression"):
         topic_filter("re:(")
     with pytest.raises(ValueError, match=r"is not a regular expression"):
@@ -129,7 +129,7 @@ def test_a_broken_expression_says_so() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["re:(a|a)+$", "re:(a+)+b", "*a" * 250 + "b"])
-def test_no_pattern_of_an_export_takes_long(pattern: str) -> None:
+def test_no_export_pattern_takes_long(pattern: str) -> None:
     made = topic_filter(pattern)
     began = time.process_time()
     assert not made("a" * 2000 + "!")
@@ -150,7 +150,7 @@ steps = st.lists(st.one_of(places, rewinds), max_size=25)
 
 @given(steps)
 @settings(max_examples=500, deadline=None)
-def test_ranges_say_what_progress_says(history: list[Any]) -> None:
+def test_ranges_agree_with_progress(history: list[Any]) -> None:
     progress = Progress()
     rewound = 0
     for step in history:
@@ -189,7 +189,7 @@ kept_in_view = st.dictionaries(st.integers(1, 3), st.sets(st.integers(0, ENTRIES
 
 @given(kept_in_view, kept_in_view, st.integers(1, 4), st.integers(-1, ENTRIES - 1))
 @settings(max_examples=500, deadline=None)
-def test_what_a_view_took_out_becomes_ranges(
+def test_entries_removed_by_compaction_become_ranges(
     kept: dict[int, set[int]], thinned: dict[int, set[int]], ledger: int, entry: int
 ) -> None:
     def encoded(some: dict[int, set[int]]) -> dict[str, str]:
@@ -285,8 +285,8 @@ def test_a_topics_line_becomes_rows_of_every_table() -> None:
     assert {len(row) for row in rows_of("ranges")(record)} == {15}
 
 
-def test_a_row_whose_numbers_fit_no_column_ends_no_partition(capsys: pytest.CaptureFixture[str]) -> None:
-    """It comes with the nearest numbers that fit, and the log says so; the rows beside it come as they are."""
+def test_a_row_with_numbers_out_of_range_does_not_end_its_partition(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is sent with the nearest numbers that fit, and the log says so; the other rows are unchanged."""
     names = SCHEMAS["entries"].names
     sound: dict[str, Any] = dict.fromkeys(names, 1) | dict.fromkeys(("region", "topic", "origin_region"), "x")
     sound |= {"marker": False, "replicate_to": ["x"]}
@@ -297,7 +297,7 @@ def test_a_row_whose_numbers_fit_no_column_ends_no_partition(capsys: pytest.Capt
     assert "nearest" in capsys.readouterr().err
 
 
-def test_a_moment_without_a_date_is_told_as_a_number() -> None:
+def test_a_moment_outside_of_dates_is_shown_as_a_number() -> None:
     assert when(1_700_000_000_000) == "2023-11-14 22:13:20 UTC"
     assert when(253_402_300_799_999) == "9999-12-31 23:59:59 UTC"
     for moment in (253_402_300_800_000, (1 << 63) - 1, -1, -(1 << 63)):

@@ -54,7 +54,7 @@ places = st.tuples(st.sampled_from((-1, 7, 8, 1 << 52, (1 << 63) - 1)), st.integ
 
 @given(st.lists(places, min_size=1, max_size=20))
 @many
-def test_keys_keep_the_order_of_positions_and_lead_back(some: list[tuple[int, int]]) -> None:
+def test_keys_keep_the_order_of_positions_and_map_back(some: list[tuple[int, int]]) -> None:
     coordinates = Coordinates.over([ledger for ledger, _ in some])
     keys = coordinates.keys([ledger for ledger, _ in some], [entry for _, entry in some])
     assert [coordinates.position(int(key)) for key in keys] == some

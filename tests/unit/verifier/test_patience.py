@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each subscription may be behind for as long as its object says: sooner nothing is wrong yet, later it is."""
+"""Each subscription may lag for as long as its object says: before that nothing is wrong, after that it is."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def state(told: Verdict, subscription: str = "billing") -> State:
     return one.state
 
 
-def test_what_is_behind_is_compared_again_when_its_time_is_over() -> None:
+def test_a_lagging_subscription_is_compared_again_after_its_permitted_lag() -> None:
     seen = verdict(finding(Reason.MISSING_ACK, A, B))
     assert behind(seen, PATIENT, 2000) == {KEY: 30_000}
     assert behind(seen, PATIENT, 30_000) == {}
-    assert behind(seen, MaxLags(2000), 2000) == {}, "nobody allowed it more"
+    assert behind(seen, MaxLags(2000), 2000) == {}, "no object allows it more"
     caught_up = superseded(seen, verdict(), [KEY])
     assert (caught_up.state, caught_up.findings) == (State.ALIGNED, ())
-    assert superseded(seen, seen, [KEY]).findings == seen.findings, "still behind: once, not twice"
+    assert superseded(seen, seen, [KEY]).findings == seen.findings, "still behind: listed once, not twice"
     assert superseded(seen, verdict(), []).state is State.MISALIGNED
 
 
-def test_a_loss_does_not_pass_by_waiting() -> None:
+def test_a_loss_is_not_excused_by_waiting() -> None:
     seen = verdict(finding(Reason.OVERCLAIMED, A, A))
     assert behind(seen, PATIENT, 2000) == {}
     both = verdict(finding(Reason.OVERCLAIMED, A, A), finding(Reason.MISSING_ACK, A, B))
@@ -50,13 +50,13 @@ def test_a_loss_does_not_pass_by_waiting() -> None:
         assert (state(told), [one.reason for one in told.findings]) == (State.MISALIGNED, [Reason.OVERCLAIMED])
 
 
-def test_a_subject_that_the_later_comparison_does_not_know_stays_as_it_was() -> None:
+def test_a_subject_unknown_to_the_later_comparison_stays_as_it_was() -> None:
     seen = verdict(finding(Reason.MISSING_ACK, A, B))
     gone = judge(world({A: None, B: None}, {A: None, B: None}), [], [], [])
     assert superseded(seen, gone, [KEY]).state is State.MISALIGNED
 
 
-def test_a_link_that_is_down_is_wrong_for_the_topic_when_it_is_for_its_most_patient_subscription() -> None:
+def test_a_link_down_is_wrong_for_the_topic_when_wrong_for_its_most_patient_subscription() -> None:
     down = topic(B, link=False)
     seen = judge(world({A: down}, {A: down}), [], [], [])
     assert behind(seen, PATIENT, 2000) == {KEY: 30_000, (TOPIC, ""): 30_000}
@@ -65,7 +65,7 @@ def test_a_link_that_is_down_is_wrong_for_the_topic_when_it_is_for_its_most_pati
     assert (TOPIC, "radar") not in behind(seen, PATIENT, 2000)
 
 
-def test_what_nobody_waits_for_is_unknown() -> None:
+def test_what_is_not_waited_for_is_unknown() -> None:
     told = undecided(verdict(finding(Reason.MISSING_ACK, A, B)), [KEY])
     assert (told.state, told.findings) == (State.UNKNOWN, ())
     assert [one.reasons for one in told.subjects if one.key == KEY] == [(Reason.LAGGING,)]
@@ -109,8 +109,8 @@ def test_the_objects_say_how_patient_to_be(tmp_path: Path, monkeypatch: pytest.M
             max_lags(cluster)
 
 
-def test_objects_of_other_namespaces_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where namespaces are listed, the verifier may list the objects of these only."""
+def test_objects_of_other_namespaces_are_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If namespaces are configured, the verifier may list objects only in those."""
     with serving(tmp_path, monkeypatch) as (api, account):
         for namespace, lag in (("team-a", "1s"), ("team-b", "2s"), ("team-c", "3s")):
             one = replicated("x", lag, subscription=namespace)
@@ -127,6 +127,6 @@ def test_durations_are_those_of_the_custom_resource(text: str, expected: int) ->
 
 
 @pytest.mark.parametrize("text", ["", "soon", "5", "5 s", "-5s", "s"])
-def test_what_is_no_duration(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         milliseconds(text)

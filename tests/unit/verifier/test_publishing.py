@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict's ConfigMaps: no row is lost for want of space, and no two runs are mixed up."""
+"""The verdict's ConfigMaps: no row is lost for lack of space, and runs are never mixed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DETAIL = "MissingAck: 3 entries of us-east in us-east -> us-west: (8891305984000
 
 
 def listed(count: int, misaligned: int, detail: str = DETAIL) -> list[dict[str, Any]]:
-    """So many subscriptions of 500 topics, of which every so-manieth is misaligned."""
+    """That many subscriptions of 500 topics; every n-th is misaligned."""
     return [
         {
             "topic": f"persistent://airline/operations/departures-and-arrivals-{number % 500:03}",
@@ -48,7 +48,7 @@ def listed(count: int, misaligned: int, detail: str = DETAIL) -> list[dict[str, 
 
 
 def read(written: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
-    """Every subject's verdict as the operator reads it, a day after the second run."""
+    """Every subject's verdict, as the operator reads it a day after the second run."""
     verdicts = Verdicts({one["metadata"]["labels"][LABEL] for one in written})
     subjects: dict[tuple[str, str], None] = {}
     for one in written:
@@ -71,7 +71,7 @@ def test_every_row_arrives_and_no_config_map_is_too_large(count: int, misaligned
         (row["topic"], row["subscription"]): row["verdict"] for row in rows
     }
     whole = {row.detail for row in told.values() if row.verdict == "misaligned"} <= {DETAIL}
-    assert whole or (count, misaligned) == (100_000, 1), "only there the details are cut"
+    assert whole or (count, misaligned) == (100_000, 1), "details are cut only there"
 
 
 def test_details_give_way_before_rows_do() -> None:
@@ -80,7 +80,7 @@ def test_details_give_way_before_rows_do() -> None:
     assert {len(row.detail) for row in told.values()} == {200}
 
 
-def test_what_does_not_fit_at_all_is_refused_and_never_cut() -> None:
+def test_a_verdict_that_does_not_fit_is_refused_and_never_cut() -> None:
     long = [{**row, "topic": row["topic"] + "x" * 500_000} for row in listed(SHARDS_MAX + 1, 1)]
     with pytest.raises(TooManyRows, match="verify fewer topics"):
         manifests(FIRST, TOLD, long, "a")
@@ -103,7 +103,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ap
 
 
 def verdicts(api: ApiServer) -> dict[str, int]:
-    """How many subjects have which verdict, as the operator sees the cluster now."""
+    """The number of subjects per verdict, as the operator sees the cluster now."""
     counts: dict[str, int] = {}
     for row in read(list(api.config_maps().values())).values():
         counts[row.verdict] = counts.get(row.verdict, 0) + 1
@@ -117,13 +117,13 @@ def test_a_small_verdict_is_one_config_map(server: tuple[ApiServer, Cluster]) ->
     assert verdicts(api) == {"aligned": 5}
 
 
-def test_a_run_takes_the_shards_of_the_one_before_away(server: tuple[ApiServer, Cluster]) -> None:
+def test_a_run_deletes_the_shards_of_the_previous_one(server: tuple[ApiServer, Cluster]) -> None:
     api, cluster = server
     publish(cluster, FIRST, TOLD, listed(2000, 0))
     first = set(api.config_maps())
     assert len(first) > 3
     publish(cluster, SECOND, TOLD, listed(600, 1, ""))
-    assert verdicts(api) == {"misaligned": 600}, "nothing of the run before"
+    assert verdicts(api) == {"misaligned": 600}, "nothing of the previous run"
     assert len(api.config_maps()) < len(first)
     assert not first & set(api.config_maps()) - {"meridian-verdict-orders"}
     publish(cluster, FIRST, TOLD, listed(3, 0))
@@ -131,8 +131,8 @@ def test_a_run_takes_the_shards_of_the_one_before_away(server: tuple[ApiServer, 
 
 
 @pytest.mark.parametrize("broken_at", [1, 2, 3, 4])
-def test_a_run_that_ends_in_the_middle_changes_no_verdict(server: tuple[ApiServer, Cluster], broken_at: int) -> None:
-    """Until its head is written the one before counts, whole; what it wrote is cleared by the next."""
+def test_an_interrupted_run_changes_no_verdict(server: tuple[ApiServer, Cluster], broken_at: int) -> None:
+    """Until its head is written the previous run counts, complete; the next run deletes what it wrote."""
     api, cluster = server
     publish(cluster, FIRST, TOLD, listed(2000, 0))
     left = broken_at
@@ -152,7 +152,7 @@ def test_a_run_that_ends_in_the_middle_changes_no_verdict(server: tuple[ApiServe
     assert list(api.config_maps()) == ["meridian-verdict-orders"]
 
 
-def test_old_shards_that_cannot_be_deleted_are_told_and_count_for_nothing(server: tuple[ApiServer, Cluster]) -> None:
+def test_old_shards_that_cannot_be_deleted_are_reported_and_ignored(server: tuple[ApiServer, Cluster]) -> None:
     api, cluster = server
     publish(cluster, FIRST, TOLD, listed(2000, 0))
     api.refuses = lambda method, _: method == "DELETE"
@@ -161,7 +161,7 @@ def test_old_shards_that_cannot_be_deleted_are_told_and_count_for_nothing(server
     assert verdicts(api) == {"misaligned": 5}
 
 
-def test_only_objects_that_the_role_names_are_touched(server: tuple[ApiServer, Cluster]) -> None:
+def test_only_objects_named_in_the_role_are_accessed(server: tuple[ApiServer, Cluster]) -> None:
     api, cluster = server
     for count in (2000, 1000, 5):
         publish(cluster, FIRST, TOLD, listed(count, 0))
@@ -180,7 +180,7 @@ def test_outside_of_a_pod_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch, t
         Cluster(tmp_path)
 
 
-def test_a_document_is_what_people_read_too() -> None:
+def test_a_document_is_readable_for_people_too() -> None:
     (head,) = manifests(FIRST, TOLD, listed(2, 0), "a")
     document = json.loads(head["data"]["verdict.json"])
     assert (document["time"], document["expires"]) == ("2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verifier's reading side without Spark: regions, options, packing, streams that break."""
+"""The verifier's reading side without Spark: regions, options, packing, broken streams."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "BACKOFF_SECONDS", 0.0)
 
 
-def test_a_stream_that_breaks_is_taken_up_after_the_rows_that_came() -> None:
+def test_a_broken_stream_is_resumed_after_the_rows_received() -> None:
     asked: list[str] = []
     answers = [(200, stream([batch(0, 3)], end=False)), (200, stream([batch(3, 2)]))]
     with answering(answers, asked) as client:
@@ -92,20 +92,20 @@ def test_a_stream_that_breaks_is_taken_up_after_the_rows_that_came() -> None:
     assert [path.partition("after=")[2] for path in asked] == ["0", "3"]
 
 
-def test_a_stream_without_its_end_mark_is_not_taken_for_whole() -> None:
+def test_a_stream_without_its_end_mark_is_not_taken_for_complete() -> None:
     cut = (200, stream([batch(0, 1)], end=False))
     with answering([cut, cut, cut], []) as client, pytest.raises(RegionUnreachable, match="ended early, after 3 rows"):
         rows(client)
 
 
-def test_a_snapshot_that_is_gone_is_not_asked_for_again() -> None:
+def test_a_snapshot_that_is_gone_is_not_requested_again() -> None:
     asked: list[str] = []
     with answering([(404, b"")], asked) as client, pytest.raises(RegionUnreachable, match="HTTP 404"):
         rows(client)
     assert len(asked) == 1
 
 
-def test_another_format_is_refused_with_a_sentence() -> None:
+def test_another_format_is_refused_with_an_explanation() -> None:
     told = json.dumps({"format": 2, "snapshot": "s", "taken_ms": 0, "partitions": {}}).encode()
     with answering([(200, told)], []) as client, pytest.raises(RegionUnreachable, match="export format 2"):
         client.take()
@@ -122,7 +122,7 @@ def test_any_broker_of_a_region_is_asked() -> None:
         alive = client.region.admin_url.removeprefix("http://")
         several = RegionClient(Region("us-east", f"http://127.0.0.1:9,{alive}"))
         assert rows(several) == rows(several) == ["0"]
-        with pytest.raises(RegionUnreachable, match="HTTP 404"):  # an answer: nobody else is asked
+        with pytest.raises(RegionUnreachable, match="HTTP 404"):  # it answers: no other broker is asked
             rows(several)
     assert len(asked) == 3
     with pytest.raises(RegionUnreachable, match="no snapshot from"):
@@ -157,7 +157,7 @@ def test_regions_by_hand_and_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["a=ftp://x", "a=http://x,a=http://y", "=http://x", "/no/such/file", "a=http://", "a=http://x,,y=,"]
 )
-def test_regions_that_are_none(text: str) -> None:
+def test_invalid_regions(text: str) -> None:
     with pytest.raises(RegionsError):
         parse_regions(text)
 
@@ -168,7 +168,7 @@ def test_tables_to_read() -> None:
         parse_tables("nothing")
 
 
-def test_columns_a_broker_does_not_send_are_null_and_strange_ones_ignored() -> None:
+def test_missing_columns_are_null_and_unknown_ones_ignored() -> None:
     sent = pa.record_batch([["r"], ["t"], ["s"], [1]], names=["region", "topic", "subscription", "new"])
     (row,) = conform(sent, TABLES["passed"]).to_pylist()
     assert row["subscription"] == "s"
@@ -193,7 +193,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(verify, arguments)
 
 
-def test_without_regions_the_command_cannot_tell() -> None:
+def test_without_regions_the_command_ends_as_unknown() -> None:
     assert run().exit_code == 2
     assert "give either --regions-file or --regions" in run().output
 

@@ -25,7 +25,7 @@ from support.verifier.verifier_worlds import (
 )
 
 seeds = st.integers(0, 2**32)
-# Worlds come from a seed, so some have no place for a fault. Each takes as long as ten of other tests.
+# Worlds are drawn from a seed, so some have no room for a fault. Each takes as long as ten other tests.
 several = settings(
     max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
@@ -56,13 +56,13 @@ def test_a_correct_world_has_no_finding(seed: int, steps: int, old_brokers: bool
 
 @given(seeds, st.integers(0, 150), st.sets(st.sampled_from(REGIONS), min_size=1, max_size=2))
 @several
-def test_a_correct_world_of_which_some_regions_are_named_has_no_finding(seed: int, steps: int, named: set[str]) -> None:
+def test_a_correct_world_with_some_regions_named_has_no_finding(seed: int, steps: int, named: set[str]) -> None:
     simulation = Simulation(seed, steps)
     asked = sorted(named)
     findings, flows = simulation.examined(asked)
     assert findings == []
     verdict = judge(simulation.world(asked), findings, flows, [])
-    assert verdict.state is State.UNKNOWN, "the others may hold what proves the contrary"
+    assert verdict.state is State.UNKNOWN, "the others may hold proof of the contrary"
     others = sorted(set(REGIONS) - named)
     assert all(one.state is State.UNKNOWN and Reason.NOT_ASKED in one.reasons for one in verdict.subjects)
     assert len(verdict.subjects) == 1 + len(SUBSCRIPTIONS)
@@ -96,7 +96,7 @@ def test_a_missing_ack_is_found_for_every_region_that_had_it(seed: int) -> None:
 
 @given(seeds, st.booleans())
 @some
-def test_in_snapshot_mode_a_region_owes_what_it_was_told_of(seed: int, is_told: bool) -> None:
+def test_in_snapshot_mode_a_region_must_have_what_it_was_told(seed: int, is_told: bool) -> None:
     simulation = Simulation(seed, trim=False)
     name = simulation.rng.choice(SUBSCRIPTIONS)
     _, target = two_regions(simulation)
@@ -191,7 +191,7 @@ def compacted_world(seed: int) -> tuple[Simulation, Region, str, list[Copy]]:
 
 @given(seeds)
 @some
-def test_what_compaction_took_out_may_be_passed_and_given_back_unacknowledged(seed: int) -> None:
+def test_what_compaction_removed_may_be_skipped_and_trimmed_unacknowledged(seed: int) -> None:
     simulation, region, _, _ = compacted_world(seed)
     assert simulation.examined()[0] == []
     horizon = [copy.place for copy in region.log].index(region.compacted_to)
@@ -228,7 +228,7 @@ def test_on_a_compacted_topic_too_what_the_view_has_or_another_subscription_is_o
 
 @given(seeds)
 @some
-def test_trimming_what_is_unsettled_is_a_loss(seed: int) -> None:
+def test_trimming_what_is_owed_is_a_loss(seed: int) -> None:
     simulation = Simulation(seed, trim=False)
     region, _ = two_regions(simulation)
     assume(len(region.log) > 2)
@@ -250,8 +250,8 @@ def test_trimming_what_is_unsettled_is_a_loss(seed: int) -> None:
 
 @given(seeds, st.booleans())
 @some
-def test_what_a_seek_took_back_is_owed_elsewhere_where_it_was_trimmed(seed: int, is_by_time: bool) -> None:
-    """R12: no loss, for it was acknowledged before. After a seek by time both layers' acks are told."""
+def test_what_a_seek_undid_is_owed_elsewhere_if_it_was_trimmed_here(seed: int, is_by_time: bool) -> None:
+    """R12: not a loss, because it was acknowledged before. After a seek by time both layers' acks are exported."""
     simulation = Simulation(seed, trim=False)
     region, _ = two_regions(simulation)
     name = simulation.rng.choice(SUBSCRIPTIONS)
@@ -281,7 +281,7 @@ def test_what_a_seek_took_back_is_owed_elsewhere_where_it_was_trimmed(seed: int,
 
 @given(seeds)
 @some
-def test_a_hole_below_the_high_water_is_missing(seed: int) -> None:
+def test_a_hole_below_the_high_water_mark_is_missing(seed: int) -> None:
     simulation = Simulation(seed)
     region, _ = two_regions(simulation)
     held_elsewhere = {copy.entry for other in simulation.regions.values() if other is not region for copy in other.log}
@@ -293,7 +293,7 @@ def test_a_hole_below_the_high_water_is_missing(seed: int) -> None:
     findings, flows = simulation.examined()
     assert told(findings) == {(Reason.ENTRY_MISSING, "", copy.entry.origin, region.name, 1)}
     assert sum(flow.missing for flow in flows) == 1
-    region.given_up.append(copy.entry)  # a person accepted that it never comes (R4)
+    region.given_up.append(copy.entry)  # an administrator accepted that it never comes (R4)
     findings, flows = simulation.examined()
     assert not findings
     assert sum(flow.missing for flow in flows) == 0
@@ -301,8 +301,8 @@ def test_a_hole_below_the_high_water_is_missing(seed: int) -> None:
 
 @given(seeds)
 @some
-def test_what_an_administrator_skipped_for_a_region_is_told_as_that(seed: int) -> None:
-    """Whatever the region got from its origin afterwards; where the origin does not tell, it is missing."""
+def test_what_an_administrator_skipped_for_a_region_is_reported_as_skipped(seed: int) -> None:
+    """Whatever the region got from its origin afterwards; if the origin does not report it, it is missing."""
     simulation = Simulation(seed, trim=False)
     region, source = two_regions(simulation)
     dropped = set().union(*region.dropped.values())
@@ -359,8 +359,8 @@ def summed(findings: list[Finding]) -> set[tuple[Reason, str, str, int]]:
 
 @given(seeds)
 @some
-def test_what_lies_before_a_join_point_is_missed_by_nobody(seed: int) -> None:
-    """R21, R62: a region that joined has what comes behind its join point; a hole behind that is one all the same."""
+def test_what_lies_before_a_join_point_is_not_missing(seed: int) -> None:
+    """R21, R62: a region that joined has what follows its join point; a hole after that is still a hole."""
     simulation = Simulation(seed, trim=False)
     region, source = two_regions(simulation)
     held = [copy for copy in region.log if copy.entry.origin == source.name and not copy.entry.marker]
@@ -373,7 +373,7 @@ def test_what_lies_before_a_join_point_is_missed_by_nobody(seed: int) -> None:
             places.discard(copy.place)
     assume(any(copy.entry not in dropped for copy in lost))
     findings, _ = simulation.examined()
-    assert {one.reason for one in findings} == {Reason.ENTRY_MISSING}, "nobody said that it joined"
+    assert {one.reason for one in findings} == {Reason.ENTRY_MISSING}, "nothing says that it joined"
     region.joined[source.name] = lost[-1].entry.place
     findings, flows = simulation.examined()
     assert not findings
@@ -389,7 +389,7 @@ def test_what_lies_before_a_join_point_is_missed_by_nobody(seed: int) -> None:
 
 @given(seeds)
 @some
-def test_a_doubled_entry_is_found(seed: int) -> None:
+def test_a_duplicated_entry_is_found(seed: int) -> None:
     simulation = Simulation(seed)
     region, _ = two_regions(simulation)
     entry = pick(simulation, [copy.entry for copy in region.log if not copy.entry.marker])
@@ -415,7 +415,7 @@ def test_entries_in_another_order_are_found(seed: int) -> None:
 
 
 def late_world(seed: int, *, claims: bool = False) -> tuple[Simulation, Region, Region, list[Copy]]:
-    """A region that has some entries of another one, the origin, behind newer ones, and those.
+    """A region that has some entries of another one, the origin, after newer ones; and those entries.
 
     :param claims: whether the newer ones claim to follow them.
     """
@@ -436,8 +436,8 @@ def late_world(seed: int, *, claims: bool = False) -> tuple[Simulation, Region, 
 
 @given(seeds)
 @some
-def test_what_came_late_is_counted_and_is_nothing_wrong(seed: int) -> None:
-    """R5: entries that their origin had lost, and that other regions gave back, stand behind newer ones."""
+def test_late_entries_are_counted_and_are_not_wrong(seed: int) -> None:
+    """R5: entries that their origin had lost and that other regions gave back follow newer ones."""
     simulation, region, origin, late = late_world(seed)
     findings, flows = simulation.examined()
     assert findings == []
@@ -447,8 +447,8 @@ def test_what_came_late_is_counted_and_is_nothing_wrong(seed: int) -> None:
 
 @given(seeds)
 @some
-def test_what_came_late_behind_a_trimmed_stretch_makes_nothing_missing(seed: int) -> None:
-    """Also where nobody has acknowledged it, and some of what came before it in the log is given back."""
+def test_late_entries_after_a_trimmed_range_make_nothing_missing(seed: int) -> None:
+    """Even if nobody has acknowledged them, and some of what came before them in the log is trimmed."""
     simulation, region, _, late = late_world(seed)
     count = simulation.rng.randint(1, len(region.log) - len(late))
     simulation.settle(region, region.log[:count])
@@ -458,8 +458,8 @@ def test_what_came_late_behind_a_trimmed_stretch_makes_nothing_missing(seed: int
 
 @given(seeds)
 @some
-def test_a_hole_that_is_waited_for_behind_a_trimmed_stretch_is_missing_and_no_loss(seed: int) -> None:
-    """It was never there, so it was not given back unacknowledged."""
+def test_a_hole_after_a_trimmed_range_is_missing_and_not_a_loss(seed: int) -> None:
+    """It was never there, so it was not trimmed unacknowledged."""
     simulation, region, origin, late = late_world(seed)
     place = {copy.entry.place for copy in late}
     first = min(one for entry in simulation.own[origin.name] if (one := entry.place) > max(place) and not entry.marker)
@@ -479,7 +479,7 @@ def test_a_hole_that_is_waited_for_behind_a_trimmed_stretch_is_missing_and_no_lo
 
 @given(seeds)
 @some
-def test_what_others_claimed_to_follow_did_not_come_late_but_out_of_order(seed: int) -> None:
+def test_entries_that_others_claimed_to_follow_are_out_of_order_not_late(seed: int) -> None:
     simulation, region, _, late = late_world(seed, claims=True)
     findings, flows = simulation.examined()
     assert told(findings) == {(Reason.OUT_OF_ORDER, "", region.name, region.name, len(late))}
@@ -519,7 +519,7 @@ def test_an_origin_that_lost_its_end_is_found(seed: int) -> None:
     assert witness.name in {one.source for one in findings}
 
 
-def test_own_entries_that_a_region_got_back_are_counted() -> None:
+def test_returned_own_entries_are_counted() -> None:
     simulation = Simulation(7, steps=0)
     east, west = simulation.regions["us-east"], simulation.regions["us-west"]
     for now in range(10):
@@ -527,7 +527,7 @@ def test_own_entries_that_a_region_got_back_are_counted() -> None:
     for _ in range(3):
         simulation._replicate(east, west)
     _, flows = simulation.examined()
-    assert {one.given_back for one in flows} == {0}, "what others have from their peers was not given back"
+    assert {one.given_back for one in flows} == {0}, "what others have from their peers was not returned"
     own = [copy for copy in east.log if not copy.entry.marker][-2:]
     for copy in own:
         east.log.remove(copy)
@@ -540,7 +540,7 @@ def test_own_entries_that_a_region_got_back_are_counted() -> None:
     assert set(counts.values()) == {0}
 
 
-def test_what_lies_above_the_high_water_is_lag() -> None:
+def test_what_is_above_the_high_water_mark_is_lag() -> None:
     simulation = Simulation(7, steps=0)
     east, west = simulation.regions["us-east"], simulation.regions["us-west"]
     for now in range(10):
@@ -568,7 +568,7 @@ def test_a_region_that_was_not_asked_makes_no_overclaim() -> None:
     assert blind.regions_of(TOPIC) == ["us-east", "us-west", "eu-central"]
 
 
-def test_a_strip_shows_each_share_and_never_rounds_a_hole_away() -> None:
+def test_a_bar_shows_each_share_and_never_rounds_a_hole_away() -> None:
     simulation = Simulation(7, steps=0)
     east, name = simulation.regions["us-east"], SUBSCRIPTIONS[0]
     for now in range(240):

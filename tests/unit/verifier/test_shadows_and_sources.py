@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shadows against their sources: silence while the source is written, trimmed, truncated, deleted and made again, and
+"""Shadows against their sources: silence while the source is written, trimmed, truncated, deleted and recreated, and
 exactly the fault that was put in."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WHOLE = ((1, 10), (2, 10), (3, 4))
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """A source at one moment; no life: it is deleted."""
+    """A source at one moment; without an incarnation: it is deleted."""
 
     life: str | None = ""
     ledgers: tuple[tuple[int, int], ...] = ()
@@ -98,7 +98,7 @@ steps = st.tuples(st.sampled_from(("write", "roll", "roll", "trim", "truncate", 
 
 @given(st.lists(steps, max_size=14), st.data())
 def test_a_shadow_that_follows_within_the_lag_has_no_finding(ops: list[tuple[str, int]], data: st.DataObject) -> None:
-    """Each of the four copies is of another moment, and the shadow may show its source as it was before S1."""
+    """Each of the four copies is from a different moment, and the shadow may show its source as it was before S1."""
     history = [Log().written(2)]
     for kind, count in ops:
         history.append(history[-1].after(kind, count))
@@ -106,19 +106,19 @@ def test_a_shadow_that_follows_within_the_lag_has_no_finding(ops: list[tuple[str
     first, second = data.draw(st.permutations(at[:2])), data.draw(st.permutations(at[2:]))
     shown = data.draw(st.integers(0, first[0])), data.draw(st.integers(at[1], second[0]))
     views = [history[index] for index in shown]
-    # Whether it never saw its source or the source was deleted just now is not known of one that was empty both times.
+    # If the shadow was empty both times, it either never saw its source or the source was deleted just now.
     assume(any(view.ledgers or view.is_trimmed for view in views))
     told = world(seen(history[first[1]], views[0]), seen(history[second[1]], views[1]))
     assert differences(told) == []
     verdict = judge(told, [], [], [])
-    # Both copies of the source may be of the moment between its deletion and its making.
+    # Both copies of the source may be from the moment between its deletion and its recreation.
     was_seen = any(history[index].life is not None for index in (first[1], second[1]))
     allowed = {State.ALIGNED} if was_seen else {State.ALIGNED, State.UNKNOWN}
     assert {pair.state for pair in verdict.pairs if pair.topic == SHADOW} <= allowed
 
 
 def faulty(*, now: Log, before: Log | None = None, end: Place | None = None) -> list[Finding]:
-    """Of a source that stood still."""
+    """A shadow, with this fault, of a source that did not change."""
     source = Log("", WHOLE, next_ledger=4)
     return differences(world(seen(source, before or now, end), seen(source, now, end)))
 
@@ -153,7 +153,7 @@ def test_entries_that_only_a_shadow_has_are_named(more: tuple[tuple[int, int], .
     assert (found.reason, found.shadow_of, found.ranges) == (Reason.SHADOW_STRANGE, SOURCE, ranges)
 
 
-def test_what_the_source_deleted_long_ago_is_strange_in_the_shadow() -> None:
+def test_what_the_source_deleted_long_ago_is_foreign_in_the_shadow() -> None:
     whole, source = Log("", WHOLE), Log("", WHOLE[1:], is_trimmed=True)
     (found,) = differences(world(seen(source, whole), seen(source, whole)))
     assert (found.reason, found.ranges) == (Reason.SHADOW_STRANGE, (((1, -1), (1, 9)),))
@@ -167,7 +167,7 @@ def test_a_cursor_beyond_the_end_of_the_source_is_named() -> None:
     assert differences(world(seen(source, whole), seen(whole, whole))) == [], "the source was copied first"
 
 
-def test_a_shadow_that_was_made_in_between_or_again_is_not_judged() -> None:
+def test_a_shadow_created_or_recreated_in_between_is_not_judged() -> None:
     source, nothing = Log("", WHOLE), Log("", ())
     later = seen(source, nothing)
     assert compared(world(moment(source=source.state()), later)) == []
@@ -194,7 +194,7 @@ def test_verdicts_name_the_shadow_and_its_source() -> None:
         "ShadowIncomplete" in line and "public/default/orders" in line and "(3:-1, 3:3]" in line for line in said
     )
     assert any("ShadowCursorAhead" in line and "(3:3, 3:9]" in line for line in said)
-    assert behind(verdict, MaxLags(3000), 2000), "a shadow may be behind for as long as other topics"
+    assert behind(verdict, MaxLags(3000), 2000), "a shadow may lag for as long as other topics"
     verdict = judge(dataclasses.replace(bad, unreachable={REGION: "gone"}), differences(bad), [], [])
     assert verdict.state is State.UNKNOWN
 
@@ -237,7 +237,7 @@ def _range(table: str, upto: Place, after: Place = EARLIEST, name: str = "sub") 
 
 
 @given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.integers(-1, 9), st.sets(st.integers(0, 9)))
-def test_what_a_subscription_passed_is_acked_or_dropped(
+def test_what_a_subscription_skipped_was_acked_or_dropped(
     acked: set[int], dropped: set[int], mark_delete: int, ahead: set[int]
 ) -> None:
     entries = pa.Table.from_pylist([_row((1, number)) for number in range(10)], TABLES["entries"])

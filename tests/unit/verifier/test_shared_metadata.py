@@ -18,7 +18,7 @@ Regions = dict[str, dict[str, Written]]
 
 
 def joined(one: Regions, region: str, path: str, state: Written) -> None:
-    """A region hears of a write."""
+    """A region receives a write."""
     known = one[region].get(path)
     if known is None or known.loses_to(state):
         one[region][path] = state
@@ -39,8 +39,8 @@ def copied(regions: Regions) -> Regions:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=300, deadline=None)
-def test_regions_that_hear_of_every_write_in_time_are_aligned(seed: int) -> None:
-    """Writes go on all the time, in any region, also between the snapshots of two regions; deletions are forgotten."""
+def test_regions_that_receive_every_write_in_time_are_aligned(seed: int) -> None:
+    """Writes go on all the time, in any region, even between two regions' snapshots; deletions are forgotten."""
     chance, regions = random.Random(seed), {name: dict[str, Written]() for name in REGIONS}
     under_way: list[tuple[str, str, Written]] = []
     now = 0
@@ -68,7 +68,7 @@ def test_regions_that_hear_of_every_write_in_time_are_aligned(seed: int) -> None
 
     live(60)
     first = copied(regions)
-    settle()  # what was there at S1 has arrived by S2
+    settle()  # what existed at S1 has arrived by S2
     live(60)
     second: Regions = {}
     for name in chance.sample(REGIONS, 3):
@@ -98,7 +98,7 @@ def test_each_kind_of_loss_is_named_with_its_path_and_both_stamps() -> None:
     assert told == behind | missing | differs
 
 
-def test_of_one_moment_the_region_whose_name_comes_first_wins() -> None:
+def test_at_the_same_moment_the_region_whose_name_comes_first_wins() -> None:
     one, other = Written(0, 5, 0, "eu", "1"), Written(0, 5, 0, "us", "2")
     assert other.loses_to(one) and not one.loses_to(other)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of an origin without a chain, a region of Apache Pulsar, nobody knows which entries a region is to have (R62)."""
+"""For an origin without a chain, an Apache Pulsar region, nobody knows which entries a region should have (R62)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ few = settings(
 
 @given(st.integers(0, 2**32), st.booleans())
 @few
-def test_nothing_is_missing_of_an_origin_that_reports_no_chain(seed: int, is_late: bool) -> None:
-    """A region of Apache Pulsar may have withheld it, or stopped waiting to send it; or it still comes (R62)."""
+def test_nothing_is_missing_from_an_origin_that_reports_no_chain(seed: int, is_late: bool) -> None:
+    """An Apache Pulsar region may have withheld it or given up sending it, or it may still come (R62)."""
     simulation = Simulation(seed, trim=False)
     region, source = simulation.rng.sample(list(simulation.regions.values()), 2)
     held = [copy for copy in region.log if copy.entry.origin == source.name and not copy.entry.marker]

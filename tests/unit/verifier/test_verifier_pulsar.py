@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region of Apache Pulsar beside regions of Meridian: what its positions prove, and what stays unknown."""
+"""An Apache Pulsar region beside Meridian regions: what its positions prove, and what stays unknown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ several = settings(max_examples=settings().max_examples // 4)
 
 
 def with_pulsar(there: Mapping[str, PulsarCursor], **changed: Any) -> World:
-    """Two regions of Meridian that replicate the topic to a Pulsar."""
+    """Two Meridian regions that replicate the topic to a Pulsar."""
     told = PulsarTopic((5, 9), {A: True, B: True}, there)
     states = {}
     for name, other in ((A, B), (B, A)):
@@ -57,16 +57,16 @@ def test_what_cannot_be_compared_is_unknown() -> None:
     judged = with_pulsar({"billing": cursor((5, 3))})
     found = pairs(judged)
     unknown = State.UNKNOWN, (Reason.NOT_COMPARABLE,)
-    assert found["", A, PULSAR] == found["", PULSAR, B] == unknown, "nobody tells which messages Pulsar has"
+    assert found["", A, PULSAR] == found["", PULSAR, B] == unknown, "nothing says which messages Pulsar has"
     assert found["billing", A, PULSAR] == unknown
-    assert found["billing", PULSAR, A] == (State.ALIGNED, ()), "nothing is owed in the region of Meridian"
+    assert found["billing", PULSAR, A] == (State.ALIGNED, ()), "nothing is owed in the Meridian region"
     assert judge(judged, [], [], []).exit_code == 2
     assert pairs(with_pulsar({"billing": cursor((5, 9))}))["billing", A, PULSAR] == (State.ALIGNED, ())
     behind = {"billing": dataclasses.replace(judged.later[A].topics[TOPIC].cursors["billing"], backlog=3)}
     assert pairs(with_pulsar({"billing": cursor()}, cursors=behind))["billing", PULSAR, A] == unknown
 
 
-def test_a_subscription_that_pulsar_was_told_of_is_there() -> None:
+def test_a_subscription_announced_to_pulsar_exists_there() -> None:
     assert pairs(with_pulsar({}))["billing", A, PULSAR] == (State.UNKNOWN, (Reason.NOT_COMPARABLE,))
     told = {"billing": {A: (3, 1)}}
     assert pairs(with_pulsar({}, told=told))["billing", A, PULSAR] == (
@@ -93,7 +93,7 @@ def test_a_link_that_is_down_both_times_is_wrong() -> None:
     assert pairs(once)["", PULSAR, A][0] is State.UNKNOWN
 
 
-def test_a_pulsar_that_does_not_answer_is_unknown_and_one_that_was_not_named_too() -> None:
+def test_a_pulsar_that_does_not_answer_or_was_not_named_is_unknown() -> None:
     judged = with_pulsar({"billing": cursor()})
     silent = dataclasses.replace(judged, pulsar={PULSAR: PulsarRegion()}, unreachable={PULSAR: "apache: no answer"})
     assert {state for state, _ in pairs(silent).values()} == {State.UNKNOWN}
@@ -107,7 +107,7 @@ def test_a_pulsar_that_does_not_answer_is_unknown_and_one_that_was_not_named_too
 
 
 def seen_from_pulsar(simulation: Simulation, acked: set[Place], places: list[Place]) -> tuple[World, list[Finding]]:
-    """One region of a made-up world is a Pulsar, which acknowledged these of its own entries."""
+    """One region of a made-up world is a Pulsar that acknowledged these of its own entries."""
     origin = REGIONS[0]
     mark_delete = EARLIEST
     for place in places:
@@ -142,7 +142,7 @@ def test_only_what_pulsar_still_owes_and_nobody_acknowledged_is_wrong(seed: int,
         simulation.regions[region].told = {name: {origin: told}}
     _, findings = seen_from_pulsar(simulation, acked, places)
     assert not {one.reason for one in findings} & LOSS
-    bits_of: dict[Entry, int] = {}  # of a batch each region may have received a part
+    bits_of: dict[Entry, int] = {}  # each region may have received part of a batch
     for region in REGIONS[1:]:
         for entry, bits in simulation.regions[region].firsthand[name].items():
             bits_of[entry] = bits_of.get(entry, 0) | bits
@@ -168,7 +168,7 @@ def test_only_what_pulsar_still_owes_and_nobody_acknowledged_is_wrong(seed: int,
         assert counted.pop((Reason.MISSING_ACK, region, origin), 0) == len(owed)
         ahead = counted.pop((Reason.AHEAD_OF_SOURCE, origin, region), 0)
         assert ahead <= len(progress - acked - received)
-        assert ahead or progress <= acked | received | dropped, "only what both dropped is no ack"
+        assert ahead or progress <= acked | received | dropped, "only what both dropped is not acked"
         assert not counted
 
 
@@ -204,7 +204,7 @@ def usual(path: str) -> tuple[int, dict[str, str], bytes]:
     return ok(INSIDE if path.endswith("internalStats") else STATS)
 
 
-def test_topics_are_asked_for_one_by_one_with_pulsars_own_token() -> None:
+def test_topics_are_requested_one_by_one_with_pulsars_own_token() -> None:
     with answering(usual) as (url, asked):
         found = PulsarClient(Region(PULSAR, url), "secret").read(
             ["persistent://shop/orders/a b", "persistent://shop/orders/missing"]
@@ -214,7 +214,7 @@ def test_topics_are_asked_for_one_by_one_with_pulsars_own_token() -> None:
     assert "/admin/v2/persistent/shop/orders/a%20b/stats" in {path for path, _ in asked}
 
 
-def test_a_request_is_sent_on_to_the_owner_of_the_topic_but_never_without_tls() -> None:
+def test_a_request_follows_redirects_to_the_topics_owner_but_never_without_tls() -> None:
     with (
         answering(usual) as (owner, _),
         answering(lambda path: (307, {"Location": owner + path}, b"")) as (first, _),
@@ -241,7 +241,7 @@ def test_a_request_is_sent_on_to_the_owner_of_the_topic_but_never_without_tls() 
         ok({"subscriptions": [], "lastConfirmedEntry": "5:1"}),
     ],
 )
-def test_an_answer_of_another_form_makes_it_unreachable(wrong: tuple[int, dict[str, str], bytes]) -> None:
+def test_an_answer_of_another_form_makes_the_region_unreachable(wrong: tuple[int, dict[str, str], bytes]) -> None:
     with (
         answering(lambda _: wrong) as (url, _),
         pytest.raises(RegionUnreachable, match=f"^{PULSAR}: not read at") as refused,
@@ -251,7 +251,7 @@ def test_an_answer_of_another_form_makes_it_unreachable(wrong: tuple[int, dict[s
     assert not isinstance(cause, urllib.error.HTTPError) or cause.closed, "it keeps no connection open"
 
 
-def test_an_answer_without_end_and_one_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_and_one_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(lambda _: ok("x" * (3 << 16))) as (url, _):
         monkeypatch.setattr(source, "ANSWER_BYTES", 1 << 16)
         with pytest.raises(RegionUnreachable, match="longer than"):
@@ -264,7 +264,7 @@ def test_an_answer_without_end_and_one_that_takes_too_long(monkeypatch: pytest.M
         PulsarClient(Region(PULSAR, url)).read([TOPIC])
 
 
-def test_a_regions_file_names_what_runs_there(tmp_path: Path) -> None:
+def test_a_regions_file_names_the_kind_of_each_region(tmp_path: Path) -> None:
     file = tmp_path / "regions.json"
 
     def listed(*regions: dict[str, str]) -> list[Region]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From facts and findings to verdicts: what is misaligned, what only unknown, and the exit code."""
+"""From facts and findings to verdicts: what is misaligned, what is only unknown, and the exit code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_region_that_does_not_answer_is_unknown() -> None:
     assert pair(verdict, B, A).note == "us-west: connection refused"
 
 
-def test_findings_that_rest_on_a_broken_export_count_for_nothing() -> None:
+def test_findings_based_on_a_broken_export_are_ignored() -> None:
     broken = dataclasses.replace(world(), unreachable={B: "us-west: table entries ended early"})
     found = [finding(Reason.MISSING_ACK, A, B), finding(Reason.OVERCLAIMED, A, A), finding(Reason.ENTRY_MISSING, A, B)]
     verdict = judge(broken, found, [], [])
@@ -59,8 +59,8 @@ def test_findings_that_rest_on_a_broken_export_count_for_nothing() -> None:
     assert verdict.findings == ()
 
 
-def test_what_a_restored_region_received_is_not_on_record_any_more() -> None:
-    """R5: the others remember what it told them, which is no overclaim."""
+def test_what_a_restored_region_received_is_no_longer_recorded() -> None:
+    """R5: the others remember what it told them, and that is no overclaim."""
     found = [finding(Reason.OVERCLAIMED, A, A), finding(Reason.MISSING_ACK, A, B)]
     whole = Flow(TOPIC, A, A, 5, 5, 0, 0, ())
     assert len(judge(world(), found, [whole], []).findings) == 2
@@ -70,7 +70,7 @@ def test_what_a_restored_region_received_is_not_on_record_any_more() -> None:
     assert len(judge(world(), found, [elsewhere], []).findings) == 2
 
 
-def test_a_region_that_the_topic_goes_to_and_nobody_named_is_unknown() -> None:
+def test_an_unnamed_region_of_the_topic_is_unknown() -> None:
     links = {B: Link(True, 0, 0), "eu-central": Link(True, 0, 0)}
     made = world({A: topic(B, links=links)}, {A: topic(B, links=links)})
     verdict = judge(made, [finding(Reason.OVERCLAIMED, A, A)], [], [])
@@ -87,15 +87,15 @@ def test_one_region_of_several_alone_is_unknown_too() -> None:
     assert (verdict.state, [one.reasons for one in verdict.subjects]) == (State.UNKNOWN, [(Reason.NOT_ASKED,)] * 2)
 
 
-def test_what_a_former_region_received_is_not_on_record_here() -> None:
-    """It published once, so the others name it, and is a region of the topic no more."""
+def test_what_a_former_region_received_is_not_recorded_here() -> None:
+    """It published once, so the others name it, but it is no longer a region of the topic."""
     former = topic(B, last_origins={A: (1, 5), "old": (3, 7)})
     verdict = judge(world({A: former}, {A: former}), [finding(Reason.OVERCLAIMED, A, A)], [], [])
     assert (verdict.state, verdict.findings) == (State.ALIGNED, ())
     assert all("Overclaimed was not judged: old" in one.notes[0] for one in verdict.subjects)
 
 
-def test_two_lives_of_a_topic_are_not_compared() -> None:
+def test_two_incarnations_of_a_topic_are_not_compared() -> None:
     made = world(None, {B: topic(A, incarnation="2")})
     across = [Reason.ENTRY_MISSING, Reason.TRIMMED_UNACKED, Reason.OVERCLAIMED, Reason.CHECKSUM_DIFFERS]
     verdict = judge(made, [finding(reason, A, B) for reason in across], [], [])
@@ -129,7 +129,7 @@ def test_a_link_down_at_both_snapshots_is_misaligned_at_one_it_is_not() -> None:
     assert judge(world(None, {A: down}), [], [], []).state is State.ALIGNED
 
 
-def test_a_subscription_that_never_came_is_missing_one_on_its_way_is_not() -> None:
+def test_a_subscription_that_never_arrived_is_missing_and_one_on_its_way_is_not() -> None:
     none = topic(A, cursors={})
     assert pair(judge(world({B: none}, {B: none}), [], [], []), A, B).reasons == (Reason.SUBSCRIPTION_MISSING,)
     assert judge(world({B: none}), [], [], []).state is State.ALIGNED
@@ -140,16 +140,16 @@ def test_a_subscription_whose_state_one_region_does_not_replicate() -> None:
     assert pair(judge(world({B: local}, {B: local}), [], [], []), A, B).reasons == (Reason.NOT_REPLICATED,)
 
 
-def test_a_topic_that_never_came_is_missing() -> None:
+def test_a_topic_that_never_arrived_is_missing() -> None:
     verdict = judge(world({B: None}, {B: None}), [], [], [])
     assert pair(verdict, A, B, "").reasons == (Reason.TOPIC_MISSING,)
     assert verdict.exit_code == 1
 
 
-def test_a_topic_made_anew_on_one_side_cannot_be_told() -> None:
+def test_a_topic_recreated_on_one_side_is_unknown() -> None:
     verdict = judge(world(None, {B: topic(A, incarnation="2")}), [], [], [])
     assert (verdict.state, pair(verdict, A, B).reasons) == (State.UNKNOWN, (Reason.INCARNATION,))
 
 
-def test_no_topic_at_all_cannot_be_told() -> None:
+def test_without_any_topic_the_verdict_is_unknown() -> None:
     assert judge(world({A: None, B: None}, {A: None, B: None}), [], [], []).exit_code == 2

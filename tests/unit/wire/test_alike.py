@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What many consumers say alike is read at once, and says what it says frame by frame."""
+"""Equal commands of many consumers are parsed in one go, with the same result as frame by frame."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENTRIES = [1, 2, 127, 128, 70_000]
 
 
 def one_by_one(commands: Iterable[Any]) -> list[Any]:
-    """As if each consumer's frames had been read by themselves."""
+    """The result of parsing each consumer's frames separately."""
     found: list[Any] = []
     for command in commands:
         if isinstance(command, AckOfMany):
@@ -42,7 +42,7 @@ def one_by_one(commands: Iterable[Any]) -> list[Any]:
 
 
 def written(consumer: int, entries: list[int], permits: int) -> bytes:
-    """What a consumer writes after these entries."""
+    """What a consumer sends after these entries."""
     return b"".join(
         encode.ack(consumer, 0, [(LEDGER, entry)]) + (encode.flow(consumer, permits) if permits else b"")
         for entry in entries
@@ -50,7 +50,7 @@ def written(consumer: int, entries: list[int], permits: int) -> bytes:
 
 
 def read(decoder: FrameDecoder, pieces: Iterable[bytes]) -> tuple[list[Any], type[FrameError] | None]:
-    """The commands, each by itself, in an order that does not depend on who wrote first; and what ended them."""
+    """The single commands, in an order that does not depend on who wrote first; and what ended them."""
     found: list[Any] = []
     failure = None
     for piece in pieces:
@@ -65,7 +65,7 @@ def read(decoder: FrameDecoder, pieces: Iterable[bytes]) -> tuple[list[Any], typ
 @pytest.mark.parametrize("entries", [[7], [7, 8], [7, 200, 70_000]])
 @pytest.mark.parametrize("permits", [0, 1, 1000])
 @pytest.mark.parametrize("consumers", [range(100), range(1000, 1100)])
-def test_a_run_is_read_at_once(entries: list[int], permits: int, consumers: range) -> None:
+def test_a_run_is_parsed_at_once(entries: list[int], permits: int, consumers: range) -> None:
     decoder = FrameDecoder(joins=True)
     decoder.feed(b"".join(written(one, entries, permits) for one in (200, 201, 1, 2)))
     commands = decoder.feed(b"".join(written(one, entries, permits) for one in consumers))
@@ -77,14 +77,14 @@ def test_a_run_is_read_at_once(entries: list[int], permits: int, consumers: rang
     assert commands == wanted
 
 
-def test_nothing_is_joined_for_those_who_do_not_ask() -> None:
+def test_nothing_is_joined_unless_requested() -> None:
     data = b"".join(written(one, [7], 1) for one in range(50))
     decoder = FrameDecoder()
     assert [type(one) for _ in range(2) for one in decoder.feed(data)] == [Ack, Flow] * 100
 
 
 class Counting(bytes):
-    """Counts the bytes that are taken out of it."""
+    """Counts the bytes that are read from it."""
 
     taken = 0
 
@@ -95,8 +95,8 @@ class Counting(bytes):
 
 
 @pytest.mark.parametrize("length", [UNITS_MIN, UNITS_MIN + 1, 3 * UNITS_MIN, 20 * UNITS_MIN])
-def test_a_short_run_costs_nothing_of_what_comes_after_it(length: int) -> None:
-    """Else a client whose runs are short would have each of them compared with all that it has written."""
+def test_a_short_run_costs_nothing_for_what_follows_it(length: int) -> None:
+    """Otherwise each short run of a client would be compared with everything that follows it."""
     run = b"".join(encode.ack(one % 100, 0, [(LEDGER, 7)]) for one in range(length))
     rest = b"".join(encode.ack(1, 0, [(LEDGER, 8)]) for _ in range(10_000))
     unit = encode.ack(1, 0, [(LEDGER, 7)])
@@ -109,7 +109,7 @@ def test_a_short_run_costs_nothing_of_what_comes_after_it(length: int) -> None:
 @pytest.mark.parametrize("first", [1, 300])
 @pytest.mark.parametrize(("entries", "permits"), [([7], 0), ([7], 1), ([7, 200], 1)])
 @pytest.mark.parametrize("in_all", [False, True])
-def test_whichever_byte_of_a_run_is_another(first: int, entries: list[int], permits: int, in_all: bool) -> None:
+def test_any_changed_byte_of_a_run_is_noticed(first: int, entries: list[int], permits: int, in_all: bool) -> None:
     known = b"".join(written(consumer, [7, 200], 0) for consumer in (1, 2))
     units = [written(first + number, entries, permits) for number in range(UNITS_MIN + 2)]
     size, run = len(units[0]), b"".join(units)
@@ -124,7 +124,7 @@ def test_whichever_byte_of_a_run_is_another(first: int, entries: list[int], perm
 
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
-    """Runs of what consumers write alike, and sometimes a byte that is not, or a number that is another consumer's."""
+    """Runs of equal commands, sometimes with a changed byte or another consumer's number."""
     out = bytearray()
     for _ in range(draw(st.integers(1, 4))):
         entries = draw(st.lists(st.sampled_from(ENTRIES), min_size=1, max_size=3))
@@ -143,7 +143,7 @@ def streams(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=500, deadline=None)
 @given(streams(), st.data())
-def test_joined_commands_say_what_they_say_frame_by_frame(stream: bytes, data: st.DataObject) -> None:
+def test_joined_commands_equal_those_parsed_frame_by_frame(stream: bytes, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=3)))
     known = b"".join(written(consumer, ENTRIES, 0) for consumer in (1, 2))
     pieces = [known, known, *(stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hand-written encoders against protobuf: what they write is what protobuf would have meant."""
+"""The hand-written encoders against protobuf: what they write means the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ body = st.binary(max_size=30)
 
 
 def opened(frame: bytes, body_length: int = 0) -> pb.BaseCommand:
-    """The command of a frame whose sizes are right and whose encoding is the shortest."""
+    """The command of a frame, checked for correct sizes and the shortest encoding."""
     total, length = struct.unpack_from(">II", frame)
     assert total == len(frame) - 4 + body_length
     assert length == len(frame) - 8
@@ -73,7 +73,7 @@ def test_send_receipt(producer: int, sequence: int, ledger: int, entry: int, hig
     assert got == whole("send_receipt", receipt)
 
 
-def test_a_duplicates_receipt_has_no_place() -> None:
+def test_a_duplicates_receipt_has_no_position() -> None:
     got = opened(encode.send_receipt(1, 2, -1, -1, 2)).send_receipt.message_id
     assert (got.ledgerId, got.entryId) == ((1 << 64) - 1, (1 << 64) - 1)
 
@@ -167,7 +167,7 @@ def test_flow(consumer: int, permits: int) -> None:
     st.integers(-1, 10_000),
     st.one_of(st.binary(max_size=50), st.integers(500, 530).map(bytes)),
 )
-def test_a_shared_message_is_what_each_consumer_would_be_sent_alone(
+def test_a_shared_message_equals_what_each_consumer_would_be_sent_alone(
     consumer: int, other: int, ledger: int, number: int, partition: int, body: bytes
 ) -> None:
     shared = encode.SharedMessage(b"head" + body, (ledger, number), partition, 4)
@@ -177,14 +177,14 @@ def test_a_shared_message_is_what_each_consumer_would_be_sent_alone(
         assert frame == encode.message_header(one, place, len(body)) + body
 
 
-def test_entries_that_are_sent_in_turns_are_encoded_once_each() -> None:
+def test_entries_sent_in_turn_are_encoded_once_each() -> None:
     shared, entries = encode.SharedMessages(), [b"head" + bytes(size) for size in range(5)]
     assert [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)] == [None] * 5
     first = [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)]
     assert [one.entry for one in first if one is not None] == entries
     for _ in range(3):
         assert [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)] == first
-    other = b"head" + bytearray(3)  # of another topic that had the same position, or read anew
+    other = b"head" + bytearray(3)  # of another topic with the same position, or read again
     assert other == entries[3] and shared.of(other, (7, 3), -1, 4) is None
     again = shared.of(other, (7, 3), -1, 4)
     assert again is not None and again.entry is other
@@ -192,7 +192,7 @@ def test_entries_that_are_sent_in_turns_are_encoded_once_each() -> None:
         shared.of(other, (8, number), -1, 4)
         shared.of(bytes(encode.SHARED_BYTES + 1), (9, number), -1, 4)
     assert len(shared._known) <= encode.SHARED
-    assert not [position for position in shared._known if position[0] == 9], "large ones are not kept"
+    assert not [position for position in shared._known if position[0] == 9], "large entries are not kept"
 
 
 def test_while_no_entry_is_sent_twice_only_a_sample_is_noted() -> None:
@@ -253,7 +253,7 @@ def test_error_codes_are_those_of_the_protocol() -> None:
     st.integers(0, (1 << 62)),
     st.one_of(st.integers(0, 1 << 40), st.integers(16380, 16390)),
 )
-def test_receipts_of_a_group_are_those_of_each(
+def test_receipts_of_a_group_equal_single_receipts(
     producer_id: int, numbers: list[tuple[int, int | None]], ledger: int, first: int
 ) -> None:
     sends = [

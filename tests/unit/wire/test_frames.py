@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame decoder against protobuf: same commands however the bytes come, and only ``FrameError`` for bad ones."""
+"""The frame decoder against protobuf: same commands however the bytes arrive, and only ``FrameError`` for bad ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from meridian_broker.wire.pulsar.varints import varint
 
 THOROUGH = settings(max_examples=500, deadline=None)
 
-# Numbers around the lengths of varints, where hand-written parsers go wrong.
+# Numbers around the limits of varint lengths, where hand-written parsers go wrong.
 EDGES = [0, 1, 127, 128, 16383, 16384, (1 << 21) - 1, 1 << 21, (1 << 28) - 1, 1 << 28, 1 << 50, (1 << 63) - 1]
 u64 = st.one_of(st.sampled_from([*EDGES, (1 << 64) - 1]), st.integers(0, (1 << 64) - 1))
 u32 = st.one_of(st.sampled_from([n for n in EDGES if n < 1 << 32]), st.integers(0, (1 << 32) - 1))
@@ -45,7 +45,7 @@ def frame(base: bytes, payload: bytes = b"") -> bytes:
 
 
 def only(encoded: bytes) -> Any:
-    """The one command of these bytes."""
+    """The single command in these bytes."""
     (command,) = FrameDecoder().feed(encoded)
     return command
 
@@ -144,7 +144,7 @@ def commands(draw: st.DrawFn) -> tuple[pb.BaseCommand, bytes]:
 
 
 def expected(base: pb.BaseCommand, payload: bytes) -> Any:
-    """What the decoder must say, worked out from the protobuf message alone."""
+    """What the decoder must return, derived from the protobuf message alone."""
     if base.type == base.SEND:
         send = base.send
         return Send(
@@ -191,12 +191,12 @@ def expected(base: pb.BaseCommand, payload: bytes) -> Any:
 
 @THOROUGH
 @given(commands())
-def test_every_command_reads_as_protobuf_reads_it(command: tuple[pb.BaseCommand, bytes]) -> None:
+def test_every_command_is_parsed_as_protobuf_parses_it(command: tuple[pb.BaseCommand, bytes]) -> None:
     base, payload = command
     assert FrameDecoder().feed(frame(base.SerializeToString(), payload)) == [expected(base, payload)]
 
 
-def test_acknowledgements_of_many_consumers_read_as_those_of_one() -> None:
+def test_acknowledgements_of_many_consumers_are_parsed_as_those_of_one() -> None:
     decoder, places = FrameDecoder(), [(1 << 50, number) for number in (3, 200, 70_000)]
 
     def acked(*consumers: int) -> list[Any]:
@@ -286,7 +286,7 @@ def test_odd_acks_agree_with_protobuf(ids: list[tuple[int, int, int, bool, bytes
 
 @st.composite
 def similar_acks(draw: st.DrawFn) -> list[bytes]:
-    """Commands of many consumers that say the same, or nearly so: ids of few entries, some bytes changed."""
+    """Equal or nearly equal commands of many consumers: ids of few entries, some bytes changed."""
     ids = draw(st.lists(st.tuples(st.sampled_from(EDGES), st.sampled_from(EDGES)), min_size=1, max_size=2))
     found = []
     for _ in range(draw(st.integers(2, 8))):
@@ -301,7 +301,7 @@ def similar_acks(draw: st.DrawFn) -> list[bytes]:
 
 @THOROUGH
 @given(similar_acks())
-def test_acks_that_say_the_same_read_as_each_would_alone(stream: list[bytes]) -> None:
+def test_equal_acks_are_parsed_as_each_would_be_alone(stream: list[bytes]) -> None:
     alone: list[Any] = []
     for command in stream:
         try:
@@ -318,11 +318,11 @@ def test_acks_that_say_the_same_read_as_each_would_alone(stream: list[bytes]) ->
             break
     assert together == alone
     lists = [id(command.ids) for command in together if isinstance(command, Ack)]
-    assert len(set(lists)) == len(lists), "nobody else's list"
+    assert len(set(lists)) == len(lists), "no shared list"
 
 
-def test_only_commands_clients_write_take_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fast way must not rot into the slow one unseen."""
+def test_commands_that_clients_write_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast path must not silently degrade to the slow one."""
 
     def slow(*_: object) -> None:
         raise AssertionError("the parser was asked")
@@ -351,7 +351,7 @@ def test_a_body_without_checksum_gets_one() -> None:
 
 
 @pytest.mark.parametrize("at", [2, 6, 12, -1])
-def test_a_wrong_checksum_is_said_not_raised(at: int) -> None:
+def test_a_wrong_checksum_is_reported_not_raised(at: int) -> None:
     spoilt = bytearray(body())
     spoilt[at] ^= 1
     send = only(b"".join(encode.send(1, 2, bytes(spoilt))))
@@ -360,7 +360,7 @@ def test_a_wrong_checksum_is_said_not_raised(at: int) -> None:
     assert not message.checksum_ok
 
 
-def test_the_brokers_entry_metadata_is_taken_off() -> None:
+def test_the_brokers_entry_metadata_is_removed() -> None:
     entry = pb.BrokerEntryMetadata(broker_timestamp=5, index=6).SerializeToString()
     payload = b"\x0e\x02" + struct.pack(">I", len(entry)) + entry + body()
     base = pb.BaseCommand(type=9, message=pb.CommandMessage(consumer_id=1, message_id={"ledgerId": 1, "entryId": 2}))
@@ -368,7 +368,7 @@ def test_the_brokers_entry_metadata_is_taken_off() -> None:
     assert (message.body, message.broker_entry, message.checksum_ok) == (body(), entry, True)
 
 
-def test_what_came_before_a_bad_frame_is_kept() -> None:
+def test_commands_before_a_bad_frame_are_kept() -> None:
     decoder = FrameDecoder()
     with pytest.raises(FrameTooLarge, match=f"{FRAME_BYTES + 1} bytes; the limit is {FRAME_BYTES}") as caught:
         decoder.feed(encode.flow(1, 2) + struct.pack(">II", FRAME_BYTES + 1, 5) + b"\x08\x12")
@@ -400,7 +400,7 @@ def test_bad_frames_say_what_is_wrong(encoded: bytes, error: type[FrameError], w
         FrameDecoder().feed(encoded)
 
 
-def test_text_inside_messages_is_checked_too() -> None:
+def test_text_within_messages_is_checked_too() -> None:
     inner = b"\x0a\x01t\x12\x01s\x18\x01\x20\x01\x28\x01\x52\x06\x0a\x01k\x12\x01\xff"
     with pytest.raises(FrameMalformed, match=r"KeyValue.value is not UTF-8"):
         FrameDecoder().feed(frame(b"\x08\x04\x22" + bytes([len(inner)]) + inner))
@@ -420,7 +420,7 @@ def test_an_incomplete_frame_is_bounded(pieces: int) -> None:
     assert [c.body for c in got] == [body(b"z" * 1900)]
 
 
-def test_an_origin_stamp_travels() -> None:
+def test_an_origin_stamp_is_transmitted() -> None:
     stamp = peer_pb2.OriginStamp(region="west", ledger=5, entry=6, prev_ledger=-1, checksum=0xFFFFFFFF)
     send = only(b"".join(encode.send(1, 2, body(), marker=True, origin=stamp)))
     assert send.origin == stamp

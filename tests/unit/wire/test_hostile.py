@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever bytes come: commands or a ``FrameError``, the same by hand, by the parser and in any split.
+"""Any bytes give commands or a ``FrameError``, the same by hand, by protobuf's parser and in any split.
 
 ``make fuzz`` runs the same for longer.
 """
@@ -23,13 +23,13 @@ def test_hostile_streams(stream: bytes, cuts: list[int]) -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(near_frames(), near_frames())
-def test_commands_nearly_as_clients_write_them(frame: bytes, after: bytes) -> None:
+def test_commands_almost_as_clients_write_them(frame: bytes, after: bytes) -> None:
     check_stream(frame + after, [])
 
 
 @settings(max_examples=500, deadline=None)
 @given(near_metadata())
-def test_metadata_nearly_as_clients_write_it(body: bytes) -> None:
+def test_metadata_almost_as_clients_write_it(body: bytes) -> None:
     check_body(body)
 
 
@@ -52,12 +52,12 @@ LEDGER = "fb c0 d3 dc ef c3 aa 01"
         "08 06 32 07 08 80 80 10 10 18 07",
         "08 0b 5a 05 08 80 80 10 10",
         "08 06 32 04 08 80 10 05",  # a producer that swallows the tag
-        "08 06 32 0d 08 01 11 01 02 03 04 05 06 07 08 10 02",  # another kind of number under the same field
+        "08 06 32 0d 08 01 11 01 02 03 04 05 06 07 08 10 02",  # another wire type for the same field
         "08 06 32 04 08 01 10 05 18 07",  # a field of the envelope that looks like one of the command
         "08 06 32 06 08 01 10 05 18 07 30 09",
-        "08 06 32 0a 08 01 10 05 18 80 80 80 80 08",  # a count of messages that is negative
+        "08 06 32 0a 08 01 10 05 18 80 80 80 80 08",  # a negative count of messages
         "08 06 32 0a 08 01 10 05 18 ff ff ff ff 07",
-        "08 06 32 06 08 01 10 05 38 02",  # a truth of two
+        "08 06 32 06 08 01 10 05 38 02",  # a boolean of two
         "08 06 32 05 08 01 10 05 80",
         "08 06 32 09 08 01 10 80 80 80 80 80 01",
         "08 0b 5a 04 08 01 10 05 10 06",
@@ -66,14 +66,14 @@ LEDGER = "fb c0 d3 dc ef c3 aa 01"
         f"08 0a 52 11 08 01 10 00 1a 0b 08 {LEDGER} 18 07",  # no entry
         f"08 0a 52 13 08 01 10 00 1a 0d 08 {LEDGER} 10 07 18 01",
         f"08 0a 52 11 08 01 10 00 1a 0b 10 {LEDGER} 08 07",  # entry before ledger
-        f"08 0a 52 11 08 01 10 00 1a 0b 08 {LEDGER} 10 07 40 05",  # a request id outside
+        f"08 0a 52 11 08 01 10 00 1a 0b 08 {LEDGER} 10 07 40 05",  # a request id outside the command
         f"08 0a 52 13 08 01 10 00 1a 0b 08 {LEDGER} 10 07 40 05",
         f"08 0a 52 11 08 01 10 00 1a 0c 08 {LEDGER} 10 07",  # an id longer than the command
         f"08 0a 52 11 08 01 10 00 1a 0a 08 {LEDGER} 10 07",
     ],
 )
 def test_traps(command: str) -> None:
-    """Commands a careless fast way would take for ordinary ones, after one that fills the decoder's memory."""
+    """Commands that a careless fast path would take for ordinary ones, after one that fills the decoder's memory."""
     known = bytes.fromhex(f"08 0a 52 11 08 01 10 00 1a 0b 08 {LEDGER} 10 07")
     trap = bytes.fromhex(command)
     payload = BODY if trap[1] == 6 else b""

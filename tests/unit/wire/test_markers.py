@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markers of replicated subscriptions: as Pulsar writes them, and whatever else comes."""
+"""Markers of replicated subscriptions: as Pulsar writes them, and any other bytes."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_markers_are_written_as_pulsar_writes_them(marker: Marker) -> None:
 
 @settings(max_examples=500)
 @given(markers, st.integers(0, 1 << 45), st.none() | texts)
-def test_markers_are_read_as_they_were_written(marker: Marker, time_ms: int, only_to: str | None) -> None:
+def test_markers_are_read_back_as_written(marker: Marker, time_ms: int, only_to: str | None) -> None:
     encoded = marker_body(marker, time_ms, only_to)
     view = scan(encoded)
     assert (view.producer_name, view.sequence_id, view.publish_time_ms) == (PRODUCER_NAME, 0, time_ms)
@@ -113,7 +113,7 @@ def test_markers_are_read_as_they_were_written(marker: Marker, time_ms: int, onl
     assert read(encoded, view) == marker == read(memoryview(encoded), view)
 
 
-def test_other_entries_are_no_markers_of_ours() -> None:
+def test_other_entries_are_not_our_markers() -> None:
     assert all(parsed(body(kind, b"\xff" * 9)) is None for kind in (0, 9, 14, 20, 21, 22, 1000))
     message = pulsar_pb2.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1).SerializeToString()
     covered = struct.pack(">I", len(message)) + message
@@ -123,7 +123,7 @@ def test_other_entries_are_no_markers_of_ours() -> None:
 @settings(max_examples=500)
 @given(markers, st.data())
 def test_hostile_content_is_refused_or_read(marker: Marker, data: st.DataObject) -> None:
-    """Cut off, with bytes changed, or of another type: a marker that can be written again, or a ``MarkerError``."""
+    """Truncated, with changed bytes, or of another type: a marker that can be rewritten, or a ``MarkerError``."""
     encoded = bytearray(marker_body(marker, 1000))
     start = scan(bytes(encoded)).payload_offset
     content = encoded[start : data.draw(st.integers(start, len(encoded)))]
@@ -138,7 +138,7 @@ def test_hostile_content_is_refused_or_read(marker: Marker, data: st.DataObject)
 
 @settings(max_examples=500)
 @given(st.integers(10, 13), st.binary(max_size=60))
-def test_noise_is_refused_or_read(kind: int, noise: bytes) -> None:
+def test_random_bytes_are_refused_or_read(kind: int, noise: bytes) -> None:
     try:
         found = parsed(body(kind, noise))
     except BodyError:
@@ -199,7 +199,7 @@ def update(*places: pb.ClusterMessageId, name: str = "s") -> bytes:
         (SNAPSHOT, b"\x0a\x01i", "without a position"),
     ],
 )
-def test_what_is_beyond_a_limit_is_refused_with_the_reason(kind: int, content: bytes, reason: str) -> None:
+def test_markers_beyond_a_limit_are_refused_with_the_reason(kind: int, content: bytes, reason: str) -> None:
     with pytest.raises(MarkerError, match=reason):
         parsed(body(kind, content))
 
@@ -217,7 +217,7 @@ def test_limits_admit_what_regions_write() -> None:
     assert len(encoded) < MARKER_BYTES and parsed(encoded) == most
 
 
-def test_positions_stay_what_they_are() -> None:
+def test_positions_are_unchanged() -> None:
     for ledger, entry in product((-1, 0, (1 << 63) - 1), repeat=2):
         marker = SnapshotResponse("i", Place("eu", Position(ledger, entry)))
         assert parsed(marker_body(marker, 1)) == marker

@@ -108,21 +108,21 @@ def test_scan_reads_as_protobuf_reads(message: pb.MessageMetadata, payload: byte
     view = metadata.scan(body)
     assert view == expected(message, 10 + len(encoded))
     assert body[view.payload_offset :] == payload
-    assert metadata.scan(body) == view  # again, with the times remembered
+    assert metadata.scan(body) == view  # once more, with the times remembered
     assert metadata.body_checksum(body) == crc32c(body[6:]) == metadata.origin_checksum(body, 0)
 
 
 @THOROUGH
 @given(metadatas(), st.integers(1 << 35, (1 << 42) - 1), st.integers(0, 5), st.binary(max_size=9))
-def test_plain_facts_are_what_scan_says(message: pb.MessageMetadata, time: int, cut: int, payload: bytes) -> None:
-    """The short way answers for plain metadata of its producer, in full agreement, and for nothing else."""
+def test_plain_facts_agree_with_the_scan(message: pb.MessageMetadata, time: int, cut: int, payload: bytes) -> None:
+    """The fast path handles only plain metadata of its producer, in full agreement with the scan."""
     plain = pb.MessageMetadata(producer_name="p", sequence_id=message.sequence_id, publish_time=time)
     start = metadata.plain_start("p")
     body = metadata.build_body(plain.SerializeToString(), payload)
     facts = metadata.plain_facts(body, start)
     assert facts is None or facts == (time, metadata.body_checksum(body))
     assert facts is not None or message.sequence_id >= 1 << 63
-    assert metadata.plain_facts(body, start) == facts  # again, with the time remembered
+    assert metadata.plain_facts(body, start) == facts  # once more, with the time remembered
     assert metadata.plain_facts(body, metadata.plain_start("q")) is None
     truncated = body[: len(body) - len(payload) - 1 - cut]
     assert metadata.plain_facts(truncated, start) is None
@@ -136,8 +136,8 @@ def test_plain_facts_are_what_scan_says(message: pb.MessageMetadata, time: int, 
 
 @THOROUGH
 @given(metadatas(), st.binary(max_size=20))
-def test_a_body_looked_at_in_place_reads_the_same(message: pb.MessageMetadata, payload: bytes) -> None:
-    """Large bodies are not copied out of what was read: a view of them says the same, and is not kept."""
+def test_a_body_examined_in_place_reads_the_same(message: pb.MessageMetadata, payload: bytes) -> None:
+    """Large bodies are not copied from the read buffer: a view of them reads the same, and is not kept."""
     body = metadata.build_body(message.SerializeToString(), payload)
     around = b"before" + body + b"after"
     seen = memoryview(around)[6 : 6 + len(body)]
@@ -158,7 +158,7 @@ TAGS = [8, 10, 16, 24, 34, 42, 50, 58, 64, 72, 88, 96, 120, 130, 136, 146, 152, 
 @THOROUGH
 @given(metadatas(), st.lists(st.tuples(st.sampled_from(TAGS), st.one_of(st.binary(max_size=8), u64)), max_size=4))
 def test_odd_metadata_agrees_with_protobuf(message: pb.MessageMetadata, tail: list[tuple[int, bytes | int]]) -> None:
-    """Fields again, in any order, of the wrong kind, unknown or broken: the hand-written way never differs."""
+    """Fields repeated, in any order, of the wrong kind, unknown or broken: the hand-written parser never differs."""
     encoded = message.SerializeToString()
     for tag, value in tail:
         if tag & 7 == 2:
@@ -178,7 +178,7 @@ def test_odd_metadata_agrees_with_protobuf(message: pb.MessageMetadata, tail: li
 
 @THOROUGH
 @given(metadatas(), st.binary(max_size=20), st.integers(0, 1 << 53), st.integers(0, 1 << 20), text, st.booleans())
-def test_replication_is_added_and_taken_off(
+def test_replication_fields_are_added_and_removed(
     message: pb.MessageMetadata, payload: bytes, ledger: int, entry: int, region: str, renumbered: bool
 ) -> None:
     encoded = message.SerializeToString()
@@ -203,7 +203,7 @@ def test_replication_is_added_and_taken_off(
 
 
 @given(st.integers(1, 30))
-def test_a_changed_origin_shows(at: int) -> None:
+def test_a_changed_origin_is_detected(at: int) -> None:
     body = metadata.build_body(_simple().SerializeToString(), b"x" * 30)
     extended, appended = metadata.append_replication(body, "west", 1, 2)
     spoilt = bytearray(extended)
@@ -238,7 +238,7 @@ def test_key_hash_is_murmur3() -> None:
         assert metadata.key_hash(view) == value & 0x7FFFFFFF
 
 
-def test_ordinary_messages_take_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_messages_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [
         _simple(),
         _simple(num_messages_in_batch=1000, compression=pb.ZSTD, uncompressed_size=100_000, highest_sequence_id=1004),
@@ -265,7 +265,7 @@ def test_ordinary_messages_take_the_fast_way(monkeypatch: pytest.MonkeyPatch) ->
         (metadata.build_body(b"\x0a\x01p\x10\x01\x18\x01\x32\x01\xff", b""), "not UTF-8"),
     ],
 )
-def test_what_is_no_body(body: bytes, words: str) -> None:
+def test_invalid_bodies(body: bytes, words: str) -> None:
     with pytest.raises(BodyError, match=words):
         metadata.scan(body)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handshake between regions: who shares a secret gets through, and no proof is good anywhere else."""
+"""The handshake between regions: sharing a secret is required, and a proof is valid nowhere else."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def answering(*secrets: bytes, region: str = "west", binding: bytes = b"", purpo
         ((OTHER, SECRET), (SECRET, OTHER)),
     ],
 )
-def test_regions_that_share_a_secret_know_each_other(here: tuple[bytes, ...], there: tuple[bytes, ...]) -> None:
-    """Also while a secret is being changed, whichever region has which already."""
+def test_regions_that_share_a_secret_authenticate_each_other(here: tuple[bytes, ...], there: tuple[bytes, ...]) -> None:
+    """Also during a change of the secret, whichever region has which secret already."""
     one, other = dialling(*here), answering(*there)
     assert other.check(one.respond(other.challenge(one.opening()))) == "east"
 
 
-def test_nothing_that_is_said_contains_the_secret() -> None:
+def test_no_message_contains_the_secret() -> None:
     one, other = dialling(), answering()
     said = [one.opening()]
     said.append(other.challenge(said[0]))
@@ -58,13 +58,13 @@ def test_nothing_that_is_said_contains_the_secret() -> None:
     assert not any(SECRET[:8] in message for message in said)
 
 
-def test_regions_with_different_secrets_say_so_before_anything_is_proven() -> None:
+def test_regions_with_different_secrets_report_it_before_any_proof() -> None:
     with pytest.raises(NotProven, match="different peer secrets"):
         answering(OTHER).challenge(dialling(SECRET).opening())
 
 
-def test_a_region_that_knows_no_secret_proves_nothing() -> None:
-    """It makes up a challenge for the id that it was shown."""
+def test_a_region_without_the_secret_proves_nothing() -> None:
+    """It invents a challenge for the key id that it was shown."""
     one = dialling()
     with pytest.raises(NotProven, match="did not prove that it is region west"):
         one.respond(pack(key_id(SECRET), nonce(), bytes(32)))
@@ -74,7 +74,7 @@ def test_a_region_that_knows_no_secret_proves_nothing() -> None:
         other.check(bytes(32))
 
 
-def test_a_dialler_gets_one_attempt() -> None:
+def test_a_connecting_region_gets_one_attempt() -> None:
     one, other = dialling(), answering()
     challenge = other.challenge(one.opening())
     for attempt in (bytes(32), one.respond(challenge)):
@@ -89,7 +89,7 @@ def test_a_dialler_gets_one_attempt() -> None:
 
 
 def test_a_proof_sent_back_to_its_maker_is_refused() -> None:
-    """Somebody whom east dials dials east at the same time, and returns east's own words."""
+    """An impostor that east connects to connects to east at the same time, and returns east's own messages."""
     one = dialling()
     mirror = answering(region="east")
     with pytest.raises(NotProven, match="not 'west'"):
@@ -104,8 +104,8 @@ def test_a_proof_sent_back_to_its_maker_is_refused() -> None:
         east.challenge(Dialling((SECRET,), "east", "east", nonce(), b"").opening())
 
 
-def test_somebody_between_two_tls_connections_gets_nowhere() -> None:
-    """It hands on every message as it is; the connections at its two sides are not the same."""
+def test_a_man_in_the_middle_of_two_tls_connections_fails() -> None:
+    """It relays every message unchanged, but the connections on its two sides differ."""
     one, other = dialling(binding=b"first connection"), answering(binding=b"second connection")
     challenge = other.challenge(one.opening())
     with pytest.raises(NotProven):
@@ -123,10 +123,10 @@ worlds = st.tuples(
 
 @settings(max_examples=500)
 @given(worlds, worlds, st.booleans())
-def test_no_message_of_one_conversation_is_taken_in_another(
+def test_no_message_of_one_handshake_is_accepted_in_another(
     first: tuple[bytes, str, str, bytes, bytes], second: tuple[bytes, str, str, bytes, bytes], repeats: bool
 ) -> None:
-    """Whatever the two have in common; also when all is the same but the nonces, or one side's nonce is repeated."""
+    """Whatever the two have in common, even if only the nonces differ, or one side's nonce is repeated."""
 
     def sides(world: tuple[bytes, str, str, bytes, bytes], nonces: tuple[bytes, bytes]) -> tuple[Dialling, Answering]:
         secret, dialler, answerer, binding, purpose = world
@@ -161,7 +161,7 @@ def test_the_framing_of_messages(fields: list[bytes], noise: bytes, count: int) 
 
 @settings(max_examples=500)
 @given(st.binary(max_size=200))
-def test_noise_is_refused_and_nothing_else_happens(noise: bytes) -> None:
+def test_random_bytes_are_refused_and_nothing_else_happens(noise: bytes) -> None:
     for attempt in (answering().challenge, dialling().respond, answering().check):
         with pytest.raises(NotProven):
             attempt(noise)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests between regions: each is taken once, by the region it is for, as it was said, and so are the answers."""
+"""Requests between regions: each is accepted once, by the region it is for, unaltered; and so are the answers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_clocks_need_not_agree(here_ms: int, there_ms: int) -> None:
         other.admit(asked, DELETE, b"", there_ms + later)
 
 
-def test_a_request_is_taken_once_and_not_late() -> None:
+def test_a_request_is_accepted_once_and_not_late() -> None:
     one, other = caller(), guard()
     greet(one, other)
     asked = other.read(one.sign(DELETE, b"", 0).header)
@@ -81,7 +81,7 @@ def test_a_request_is_taken_once_and_not_late() -> None:
             other.admit(ahead, DELETE, b"", now)
 
 
-def test_a_broker_that_began_anew_takes_nothing_of_before() -> None:
+def test_a_restarted_broker_accepts_no_earlier_request() -> None:
     one, other, anew = caller(), guard(), guard()
     greet(one, other)
     asked = anew.read(one.sign(DELETE, b"", 0).header)
@@ -90,7 +90,7 @@ def test_a_broker_that_began_anew_takes_nothing_of_before() -> None:
         anew.admit(asked, DELETE, b"", 0)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_requests, "NONCES_MAX", 3)
     one, other = caller(), guard()
     greet(one, other)
@@ -111,7 +111,7 @@ def test_while_a_secret_is_changed() -> None:
         guard(OTHER).read(caller().greeting()[0])
 
 
-def test_a_secret_that_went_is_not_used_any_more() -> None:
+def test_a_removed_secret_is_no_longer_used() -> None:
     secrets = [SECRET]
     one, other = Caller("east", "west", lambda: tuple(secrets), random), guard(SECRET, OTHER)
     greet(one, other)
@@ -155,8 +155,8 @@ WORLDS = st.tuples(
 
 @settings(max_examples=500)
 @given(WORLDS, WORLDS)
-def test_a_request_is_good_for_what_it_says_alone(first: Any, second: Any) -> None:
-    """The header of one, shown with another connection, region or content."""
+def test_a_request_is_valid_only_for_its_own_content(first: Any, second: Any) -> None:
+    """A request's header is presented with another connection, region or content."""
     secret, here, there, binding, call = first
     other_secret, _, elsewhere, other_binding, other_call = second
     one, other = caller(secret, region=here, to=there), guard(secret, region=there)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generated protobuf code is what ``broker/generate-proto`` makes of the ``.proto`` files today."""
+"""The generated protobuf code is what ``broker/generate-proto`` generates from the ``.proto`` files today."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
     assert not stale, f"{', '.join(stale)} differ from the .proto files: run broker/generate-proto"
 
 
-def test_our_fields_are_out_of_the_protocols_way() -> None:
-    """Numbers of the Pulsar protocol stay far below ours, so neither side can mistake the other's."""
+def test_our_fields_stay_clear_of_the_protocols() -> None:
+    """Field numbers of the Pulsar protocol stay far below ours, so they cannot be confused."""
     ours = {"peer_protocol_version", "origin", "replication", "replication_source"}
     for message in pb.DESCRIPTOR.message_types_by_name.values():
         for field in message.fields:

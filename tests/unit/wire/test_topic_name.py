@@ -107,5 +107,5 @@ def test_any_text_is_a_name_or_refused(text: str) -> None:
     assert topic_name.parse(str(topic)) == topic
 
 
-def test_a_name_in_a_path_is_one_segment_a_part() -> None:
+def test_each_part_of_a_name_is_one_path_segment() -> None:
     assert topic_name.in_path("persistent://t/n/a/b c%") == "persistent/t/n/a%2Fb%20c%25"
