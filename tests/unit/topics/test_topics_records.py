@@ -20,7 +20,7 @@ from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.subscription_record import ORIGIN, SubscriptionRecord, encode_record
 from meridian_broker.topics.subscriptions.administration import (
-    _Nobody,
+    NoClient,
     move_subscription,
     replicate_subscription,
     scope_subscription,
@@ -90,7 +90,7 @@ async def test_what_is_held_while_a_ledger_is_made_is_durable_behind_what_the_le
 async def test_an_acknowledgement_of_a_subscription_that_is_gone_counts_for_no_later_one_of_its_name() -> None:
     one = await region(sub=False)
     old = one.topic.subscriptions["sub"]
-    nobody = Consumer(old, _Nobody(), 0, "", 0, 0, None, None, old.cursor.progress.epoch)
+    nobody = Consumer(old, NoClient(), 0, "", 0, 0, None, None, old.cursor.progress.epoch)
     told: list[LedgerError | None] = []
     one.topic.subscription_registry.delete("sub")
     one.topic.subscribing.create_subscription("sub", EARLIEST)
