@@ -55,11 +55,12 @@ s3: setup ## ledgers offloaded to a real S3 server; needs Go, to build the serve
 	@$(BIN)/python -m pytest -rs tests/s3
 
 .PHONY: check
-check: setup ## lint, format, types, import contracts, generated files
+check: setup ## lint, format, types, import contracts, circles of files, generated files
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@scripts/types
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q tests/unit/house/test_imports.py
 	@scripts/generated check
 
 .PHONY: simulate

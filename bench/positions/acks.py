@@ -36,7 +36,7 @@ from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.lifecycle import replay
 from meridian_broker.topics.limits import TopicLimits
-from meridian_broker.topics.subscriptions.administration import _Nobody
+from meridian_broker.topics.subscriptions.administration import NoClient
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
@@ -104,7 +104,7 @@ async def topic_of(entries: int, mixed: bool, step: int = 1) -> tuple[Topic, Sub
 
 
 def consumer_of(subscription: Subscription) -> Consumer:
-    return Consumer(subscription, _Nobody(), 0, "c", 0, 0, None, None, subscription.cursor.progress.epoch)
+    return Consumer(subscription, NoClient(), 0, "c", 0, 0, None, None, subscription.cursor.progress.epoch)
 
 
 def rewinds(kind: str, count: int) -> Progress:

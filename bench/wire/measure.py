@@ -16,7 +16,7 @@ from functools import partial
 
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import encode, frames, metadata
+from meridian_broker.wire.pulsar import encode, frames, metadata, origin_fields
 
 READ_BYTES = 64 * 1024
 LEDGER = 750_000_000_000_123
@@ -110,7 +110,7 @@ def cases(scale: int) -> Iterator[tuple[str, Callable[[], object], int]]:
     for size in (SMALL, LARGE):
         yield (
             f"append replication {size} B",
-            *repeat(partial(metadata.append_replication, bodies[size], "west", LEDGER), 500 * scale),
+            *repeat(partial(origin_fields.append_replication, bodies[size], "west", LEDGER), 500 * scale),
         )
 
 

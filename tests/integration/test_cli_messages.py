@@ -177,6 +177,12 @@ def test_partitions_are_chosen_by_key_and_otherwise_in_turn(broker: BrokerProces
     assert sorted(message["topic"][-1] for message in taken) == sorted("00112233")
 
 
+def test_consumers_of_a_key_shared_subscription_get_every_message(broker: BrokerProcess) -> None:
+    done(broker, "produce", "keyed", "--key", "a", "-m", "1", "-m", "2")
+    taken = consumed(broker, "keyed", "s", 2, "--type", "key-shared")
+    assert [message["payload"] for message in taken] == ["1", "2"]
+
+
 @pytest.mark.parametrize("key", ["Ünal", "日本", "🛩 and more"])
 def test_the_hash_of_a_key_is_javas(key: str) -> None:
     # The definition: s[0]*31^(n-1) + s[1]*31^(n-2) + ... + s[n-1] over UTF-16 units.

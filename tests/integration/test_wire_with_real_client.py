@@ -16,7 +16,7 @@ import pulsar
 import pytest
 from meridian_broker.bounds.clients import MESSAGE_BYTES
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import encode, frames, metadata
+from meridian_broker.wire.pulsar import encode, frames, metadata, origin_fields
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.versions import PROTOCOL_VERSION
 from support.brokers.region_clients import PATIENCE_MS
@@ -142,8 +142,8 @@ class ToyConnection:
         log = self.server.logs[self.producers[send.producer_id]]
         body = send.body
         if "replicated" in self.producers[send.producer_id]:  # what a replicator would have sent
-            body, appended = metadata.append_replication(body, "west", LEDGER, len(log))
-            assert metadata.origin_checksum(body, appended) == metadata.body_checksum(send.body)
+            body, appended = origin_fields.append_replication(body, "west", LEDGER, len(log))
+            assert origin_fields.origin_checksum(body, appended) == metadata.body_checksum(send.body)
         log.append(bytes(body))
         self.writer.write(
             encode.send_receipt(

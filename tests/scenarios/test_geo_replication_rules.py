@@ -17,7 +17,7 @@ from meridian_broker.positions import Progress
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import encode, metadata
+from meridian_broker.wire.pulsar import encode, metadata, origin_fields
 from support.brokers.broker_process import RegionsProcess, wait_until
 from support.brokers.peers import as_region
 from support.brokers.region_clients import (
@@ -204,7 +204,7 @@ class Replicator:
     ) -> pb.CommandSendError | None:
         """Send one entry of ledger 1 whose body is its number; return the error, or None for a receipt."""
         plain = body(entry)
-        appended, size = metadata.append_replication(plain, region, 1, entry)
+        appended, size = origin_fields.append_replication(plain, region, 1, entry)
         stamp = peer_pb2.OriginStamp(
             region=region,
             ledger=1,

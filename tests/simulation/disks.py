@@ -16,13 +16,13 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from meridian_broker.engines.memory.ledgers import (
+    Handle,
     MemoryDisk,
     MemoryLedgerStore,
     MemoryReader,
     MemoryWriter,
     StoredLedger,
-    _Handle,
-    _Write,
+    Write,
 )
 from meridian_broker.ledgers.store import AppendDone, LedgerCorrupt, LedgerError, LedgerUnreadable, LedgerWriteFailed
 from simulation.disk_faults import DiskFaults
@@ -111,7 +111,7 @@ class RottingReader(MemoryReader):
 
     def __init__(
         self,
-        handle: _Handle,
+        handle: Handle,
         rotten: dict[tuple[int, int], int],
         on_rot: Callable[[int, int], None],
         faults: DiskFaults,
@@ -153,8 +153,8 @@ class SimStore(MemoryLedgerStore):
         super().__init__(volume.disk, schedule=self._begin)
         self._volume = volume
         self._around = around
-        self._target: _Handle | None = None
-        self._targets: list[_Handle | None] = []
+        self._target: Handle | None = None
+        self._targets: list[Handle | None] = []
         """The ledger that each queued write appends to."""
 
     def _begin(self, _: Callable[[], None]) -> None:
@@ -190,13 +190,13 @@ class SimStore(MemoryLedgerStore):
 
     # -- two owners
 
-    def append(self, handle: _Handle, buffer: bytes, done: AppendDone) -> int:
+    def append(self, handle: Handle, buffer: bytes, done: AppendDone) -> int:
         self._target = handle
         entry = super().append(handle, buffer, done)
         self._target = None
         return entry
 
-    def _add(self, write: _Write) -> None:
+    def _add(self, write: Write) -> None:
         self._targets.append(self._target)
         super()._add(write)
 
@@ -218,7 +218,7 @@ class SimStore(MemoryLedgerStore):
             target.refusal = target.refusal or failed
             self._refuse(target)
 
-    def _refuse(self, handle: _Handle) -> None:
+    def _refuse(self, handle: Handle) -> None:
         """The ledger was taken over: writes queued for it are dropped."""
         for target, write in zip(self._targets, self._queue, strict=True):
             if target is handle and write.refusal is None:
@@ -233,7 +233,7 @@ class SimStore(MemoryLedgerStore):
             else:
                 heard.fail(error)
 
-        self._add(_Write(apply, tell, 0))
+        self._add(Write(apply, tell, 0))
         await heard
 
     async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> MemoryWriter:
@@ -259,7 +259,7 @@ class SimStore(MemoryLedgerStore):
             self._around.on_delete(ledger_id)
         await super().delete(ledger_id)
 
-    async def _seal(self, handle: _Handle) -> None:
+    async def _seal(self, handle: Handle) -> None:
         for store in self._volume.stores:
             if store is not self:
                 store._refuse(handle)

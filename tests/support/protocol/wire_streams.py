@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import encode, frames, metadata
+from meridian_broker.wire.pulsar import encode, frames, metadata, origin_fields
 from meridian_broker.wire.pulsar.frames import FrameDecoder, FrameError
 from meridian_broker.wire.pulsar.metadata import BodyError
 from meridian_broker.wire.pulsar.parsing import parse
@@ -199,5 +199,5 @@ def check_body(body: bytes) -> None:
         return
     assert view == wanted
     assert metadata.key_hash(view) >= 0
-    extended, appended = metadata.append_replication(body, "west", 1, 2)
-    assert metadata.strip_appended(extended, appended)[6:] == body[6:]
+    extended, appended = origin_fields.append_replication(body, "west", 1, 2)
+    assert origin_fields.strip_appended(extended, appended)[6:] == body[6:]

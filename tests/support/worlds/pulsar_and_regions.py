@@ -11,7 +11,7 @@ from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import floors, rewinding
 from meridian_broker.topics.dispatch.consumer import Consumer
-from meridian_broker.topics.subscriptions.administration import _Nobody
+from meridian_broker.topics.subscriptions.administration import NoClient
 from support.worlds.from_pulsar import APACHE, entered, sent
 from support.worlds.topic_of_one_region import BEGAN_MS, Region
 
@@ -117,7 +117,7 @@ class Regions:
 
     async def acknowledge(self, name: str, position: Position, *, is_cumulative: bool = False) -> None:
         one = self.all[name].topic.subscriptions[SUB]
-        nobody = Consumer(one, _Nobody(), 0, "", 0, BEGAN_MS, None, None, one.cursor.progress.epoch)
+        nobody = Consumer(one, NoClient(), 0, "", 0, BEGAN_MS, None, None, one.cursor.progress.epoch)
         if is_cumulative:
             one.acknowledge_cumulative(nobody, position)
         else:

@@ -14,7 +14,7 @@ from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.entries.replicator import RemotePlace, Replicator
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.pulsar import metadata, origin_fields
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 
 LOCAL, REMOTE, THIRD = "us-east", "us-west", "eu-central"
@@ -53,7 +53,7 @@ class LocalLog:
         self._next += 1
         if body is None:
             body = body_of(position.entry, schema_version=schema_version, size=size)
-        checksum = metadata.origin_checksum(body, 0)
+        checksum = origin_fields.origin_checksum(body, 0)
         if flags & entries.FOREIGN:
             header = entries.EntryHeader(
                 flags, 0, 1, 1, checksum, 1, 1, EARLIEST, THIRD, Position(3, position.entry), replicate_to, None
@@ -112,7 +112,7 @@ class RemoteTopic:
         """Receive a SEND; return why it is refused, or None."""
         stamp = send.origin
         assert send.checksum_ok and stamp.region == LOCAL
-        assert metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) == stamp.checksum, "R7"
+        assert origin_fields.origin_checksum(send.body, stamp.appended_metadata_bytes) == stamp.checksum, "R7"
         view = metadata.scan(send.body)
         assert view.replicated_from == LOCAL
         said = {one.key: one.value for one in metadata.parse(send.body).properties}

@@ -18,7 +18,7 @@ from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.lifecycle import replay
 from meridian_broker.topics.lifecycle.replay import OnAcked
 from meridian_broker.topics.limits import TopicLimits
-from meridian_broker.topics.subscriptions.administration import _Nobody
+from meridian_broker.topics.subscriptions.administration import NoClient
 from meridian_broker.topics.topic import Topic
 from support.worlds.topic_record import TopicRecord
 
@@ -115,7 +115,7 @@ class Region:
 
     def acknowledge(self, name: str, numbers: Iterable[int]) -> None:
         one = self.topic.subscriptions[name]
-        nobody = Consumer(one, _Nobody(), 0, "", 0, BEGAN_MS, None, None, one.cursor.progress.epoch)
+        nobody = Consumer(one, NoClient(), 0, "", 0, BEGAN_MS, None, None, one.cursor.progress.epoch)
         one.acknowledge(nobody, [self.stored[number] for number in numbers])
 
 

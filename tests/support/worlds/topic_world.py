@@ -25,7 +25,7 @@ from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.lifecycle import replay
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.retention import trimming
-from meridian_broker.topics.subscriptions.administration import _Nobody
+from meridian_broker.topics.subscriptions.administration import NoClient
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from support.worlds.topic_of_one_region import load_indexes
@@ -167,7 +167,7 @@ class TopicWorld:
             for entry in self.entries:
                 if entry.place <= upto:
                     subscription.cursor.resent.note(entry.place)
-        return Consumer(subscription, _Nobody(), 0, "", 0, START_MS, None, None, subscription.cursor.progress.epoch)
+        return Consumer(subscription, NoClient(), 0, "", 0, START_MS, None, None, subscription.cursor.progress.epoch)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -109,6 +109,46 @@ def test_no_file_is_in_an_import_cycle() -> None:
     assert not found, f"in circles of imports: {', '.join(map(str, sorted(found)))}"
 
 
+def folders_below(room: Path) -> dict[Path, set[Path]]:
+    """Of the folders of a room, and of the modules beside them as one, those that each imports."""
+    graph: dict[Path, set[Path]] = {}
+    for path, others in imports().items():
+        if path.is_relative_to(room) and path.name != "__init__.py":
+            inside = (part(room, other) for other in others if other.is_relative_to(room))
+            graph.setdefault(part(room, path), set()).update(inside)
+    return {each: others - {each} for each, others in graph.items()}
+
+
+def part(room: Path, path: Path) -> Path:
+    """The folder of the room that a file of it is in, or the room itself."""
+    return room / path.relative_to(room).parts[0] if path.parent != room else room
+
+
+def test_folders_of_a_room_import_each_other_one_way() -> None:
+    """And the modules beside them, as if these were a folder. ``.importlinter`` gives a finer order to some rooms."""
+    ordered = re.findall(r"^containers = (\S+)$", (ROOT / ".importlinter").read_text(encoding="utf-8"), re.MULTILINE)
+    rooms = {path.parent.parent for path in imports() if any(path.is_relative_to(source) for source in SOURCES)}
+    looked_at = {room for room in rooms if len(room.parts) > 3 and ".".join(room.parts[2:]) not in ordered}
+    assert BROKER / "metadata" in looked_at
+    assert BROKER / "topics" not in looked_at
+    for room in looked_at:
+        assert not circles(folders_below(room)), room
+
+
+def test_what_begins_with_an_underscore_is_imported_nowhere() -> None:
+    """It may change with its file alone. Modules of other projects are theirs to name."""
+    ours = {path.stem for path in python_files()} | {"meridian_broker", "meridian_operator", "meridian_verifier"}
+    offences = [
+        f"{path} imports {module}.{name}"
+        for path in imports()
+        for module, names, _ in IMPORT.findall((ROOT / path).read_text(encoding="utf-8"))
+        if module.partition(".")[0] in ours or module.rpartition(".")[2] in ours
+        for name in (*module.split("."), *NAME.findall(names))
+        if re.match("_(?!_)", name)
+    ]
+    assert not offences, "\n".join(sorted(offences))
+
+
 @pytest.mark.parametrize("room", SUPPORT, ids=str)
 def test_support_rooms_import_only_rooms_below_them(room: Path) -> None:
     below = SUPPORT[SUPPORT.index(room) :]

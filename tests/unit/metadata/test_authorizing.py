@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import pytest
 from meridian_broker.metadata.actions import ACTIONS, check_actions, check_role
-from meridian_broker.metadata.authorizing import Standing, Wish, decide, needed
+from meridian_broker.metadata.authorizing import RoleFacts, Wish, decide, needed
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.permissions import Held
 
 PRODUCE, CONSUME = frozenset({"produce"}), frozenset({"consume"})
 OTHERS = frozenset(ACTIONS) - PRODUCE - CONSUME
 TABLE = {
-    Standing(): set[Wish](),
-    Standing(is_super_user=True): set(Wish),
-    Standing(is_tenant_admin=True): set(Wish),
-    Standing(replicates=True): {Wish.FIND, Wish.REGISTER},
-    Standing(held=Held(in_namespace=PRODUCE)): {Wish.PRODUCE, Wish.REGISTER, Wish.FIND, Wish.LIST},
-    Standing(held=Held(in_namespace=CONSUME)): {Wish.CONSUME, Wish.FIND, Wish.LIST},
-    Standing(held=Held(on_topic=PRODUCE)): {Wish.PRODUCE, Wish.REGISTER, Wish.FIND},
-    Standing(held=Held(on_topic=CONSUME)): {Wish.CONSUME, Wish.FIND},
-    Standing(held=Held(CONSUME, PRODUCE)): set(Wish) - {Wish.ADMINISTER},
-    Standing(held=Held(OTHERS, OTHERS)): set(),
+    RoleFacts(): set[Wish](),
+    RoleFacts(is_super_user=True): set(Wish),
+    RoleFacts(is_tenant_admin=True): set(Wish),
+    RoleFacts(replicates=True): {Wish.FIND, Wish.REGISTER},
+    RoleFacts(held=Held(in_namespace=PRODUCE)): {Wish.PRODUCE, Wish.REGISTER, Wish.FIND, Wish.LIST},
+    RoleFacts(held=Held(in_namespace=CONSUME)): {Wish.CONSUME, Wish.FIND, Wish.LIST},
+    RoleFacts(held=Held(on_topic=PRODUCE)): {Wish.PRODUCE, Wish.REGISTER, Wish.FIND},
+    RoleFacts(held=Held(on_topic=CONSUME)): {Wish.CONSUME, Wish.FIND},
+    RoleFacts(held=Held(CONSUME, PRODUCE)): set(Wish) - {Wish.ADMINISTER},
+    RoleFacts(held=Held(OTHERS, OTHERS)): set(),
 }
 KINDS = (
     "any",
@@ -36,9 +36,9 @@ KINDS = (
 NAMES = [*KINDS, "consumes, and topic's producer", "others"]
 
 
-@pytest.mark.parametrize("standing", TABLE, ids=NAMES)
-def test_what_a_role_may_do(standing: Standing) -> None:
-    assert {wish for wish in Wish if decide(wish, standing)} == TABLE[standing]
+@pytest.mark.parametrize("role", TABLE, ids=NAMES)
+def test_what_a_role_may_do(role: RoleFacts) -> None:
+    assert {wish for wish in Wish if decide(wish, role)} == TABLE[role]
 
 
 def test_a_refusal_names_the_missing_permission() -> None:

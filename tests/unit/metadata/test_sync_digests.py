@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meridian_broker.metadata.sync.digests import DigestTree, compare, forgotten, place_of, summary_of
+from meridian_broker.metadata.sync.digests import DigestTree, Place, compare, forgotten, place_of, summary_of
 from meridian_broker.metadata.sync.stamped import BEGINNING, Stamped, moment
 from meridian_broker.positions.clock import Stamp
 
@@ -25,7 +25,10 @@ def tree_of(some: dict[str, Stamped]) -> DigestTree:
 def differing(one: DigestTree, two: DigestTree) -> set[str]:
     """The paths in the ranges that differ."""
     places = [
-        place for bucket in one.differing(two.buckets) for place in one.differing_parts(bucket, two.parts(bucket))
+        Place(bucket, part)
+        for bucket in one.differing(two.buckets)
+        for part, (mine, theirs) in enumerate(zip(one.parts(bucket), two.parts(bucket), strict=True))
+        if mine != theirs
     ]
     return set(one.listing(places)) | set(two.listing(places))
 

@@ -12,7 +12,7 @@ from meridian_broker.positions.skipped import KEPT, Skipped, extended, kept_befo
 from meridian_broker.replication.entries.replicator import RemotePlace, Replicator
 from meridian_broker.replication.entries.replicator_status import State, StopReason
 from meridian_broker.replication.entries.sending import SendWriter, Stamp, schema_version_of
-from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.pulsar import metadata, origin_fields
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from support.worlds.replicator_model import LOCAL, REMOTE, THIRD, LocalLog, RemoteTopic, Wire, body_of
 
@@ -64,11 +64,11 @@ def test_a_hand_written_send_equals_the_wire_rooms(
     front: bytes,
 ) -> None:
     body = metadata.build_body(body_of(4)[10:25], payload)
-    checksum = metadata.origin_checksum(body, 0)
+    checksum = origin_fields.origin_checksum(body, 0)
     stamp = Stamp(position, prev, sent_prev, checksum, messages, key_hash, times[0], times[1], flags)
     buffers = SendWriter(LOCAL).send(3, 17, stamp, front + body, len(front), schema_version)
     (send,) = FrameDecoder().feed(b"".join(buffers))
-    expected, appended = metadata.append_replication(body, LOCAL, *position, schema_version)
+    expected, appended = origin_fields.append_replication(body, LOCAL, *position, schema_version)
     assert isinstance(send, Send)
     assert send.checksum_ok
     assert send.body == expected

@@ -7,15 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.bounds.clients import EPOCH_LEAP
+from meridian_broker.topics.publishing import access_modes
 from meridian_broker.topics.publishing.access_modes import (
+    VERDICTS,
     AccessMode,
     Asked,
+    Company,
     Decision,
     Present,
     Verdict,
     decide,
     next_epoch,
 )
+from support.checkout import printed_tables
 
 SHARED, EXCLUSIVE, WAIT, FENCING = AccessMode
 EMPTY = Present(None)
@@ -25,6 +29,18 @@ COMING = Present(4, producers=0, exclusive=True)
 QUEUE = Present(4, producers=1, waiting=1)
 
 REFUSALS = {Verdict.REFUSE_SHARED, Verdict.REFUSE_TAKEN, Verdict.REFUSE_OLD}
+
+
+def test_the_printed_verdicts_are_those_that_are_given() -> None:
+    (_, *companies), *modes = printed_tables.rows(access_modes.__doc__)
+    printed = {
+        (AccessMode[mode.upper().replace(" ", "_")], Company(company)): Verdict[cell.upper().replace(" ", "_")]
+        for mode, *cells in modes
+        for company, cell in zip(companies, cells, strict=True)
+    }
+    assert printed == VERDICTS
+    assert len(printed) == len(AccessMode) * len(Company)
+
 
 epochs = st.none() | st.integers(0, 5)
 asks = st.builds(Asked, st.sampled_from(AccessMode), epochs)

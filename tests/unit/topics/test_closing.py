@@ -14,7 +14,7 @@ from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.subscriptions import closing
-from meridian_broker.topics.subscriptions.administration import _Nobody
+from meridian_broker.topics.subscriptions.administration import NoClient
 from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 
@@ -46,7 +46,7 @@ async def started_again(one: Region) -> None:
 
 def single(one: Region, done: Callable[[LedgerError | None], None] | None = None) -> list[int]:
     sub = one.topic.subscriptions["sub"]
-    nobody = Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch)
+    nobody = Consumer(sub, NoClient(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch)
     sub.acknowledge(nobody, [one.stored[1], one.stored[6]], None, done)
     return [1, 6]
 
@@ -54,7 +54,7 @@ def single(one: Region, done: Callable[[LedgerError | None], None] | None = None
 def cumulative(one: Region, done: Callable[[LedgerError | None], None] | None = None) -> list[int]:
     sub = one.topic.subscriptions["sub"]
     sub.type = EXCLUSIVE
-    nobody = Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch)
+    nobody = Consumer(sub, NoClient(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch)
     sub.acknowledge_cumulative(nobody, one.stored[7], None, done)
     return list(range(8))
 
@@ -112,7 +112,7 @@ async def test_a_consumer_that_leaves_is_told_once_its_acknowledgements_are_dura
     wanted = acknowledge(one)
     sub = one.topic.subscriptions["sub"]
     left: list[LedgerError | None] = []
-    closing.leave(Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch), left.append)
+    closing.leave(Consumer(sub, NoClient(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch), left.append)
     await disk.asked.wait()
     assert left == []
     disk.ready.set()
@@ -137,7 +137,7 @@ async def test_acknowledging_what_cannot_be_read_gets_an_error(
     told: list[LedgerError | None] = []
     acknowledge(one, told.append)
     sub = one.topic.subscriptions["sub"]
-    closing.leave(Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch), told.append)
+    closing.leave(Consumer(sub, NoClient(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch), told.append)
     disk.ready.set()
     await one.settle()
     assert [str(refusal) in str(error) for error in told] == [True, True]

@@ -20,7 +20,7 @@ from meridian_broker.topics.cursors.log_walks import Exceptions
 from meridian_broker.topics.cursors.resent import Resent
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.journal.changes import Kind
-from meridian_broker.topics.subscriptions.administration import _Nobody
+from meridian_broker.topics.subscriptions.administration import NoClient
 from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 OWN, OTHER, MARK, BACK, GAP = "own", "other", "mark", "back", "gap"
@@ -172,7 +172,7 @@ def test_no_step_examines_more_than_a_slice(kinds: list[str], most: int, monkeyp
 
 def consumer_of(one: Region) -> Consumer:
     subscription = one.topic.subscriptions["s"]
-    return Consumer(subscription, _Nobody(), 0, "", 0, BEGAN_MS, None, None, subscription.cursor.progress.epoch)
+    return Consumer(subscription, NoClient(), 0, "", 0, BEGAN_MS, None, None, subscription.cursor.progress.epoch)
 
 
 async def test_other_work_runs_meanwhile_and_it_becomes_one_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from meridian_broker.topics.backfill import repair
 from meridian_broker.topics.backfill.repair import PATIENCE_MS
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE, KEY_SHARED, SHARED, SubscriptionType
-from meridian_broker.topics.subscriptions.administration import _Nobody
+from meridian_broker.topics.subscriptions.administration import NoClient
 from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 
-class Port(_Nobody):
+class Port(NoClient):
     """A client that accepts everything."""
 
     def __init__(self) -> None:

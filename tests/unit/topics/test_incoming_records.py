@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
 from meridian_broker.topics.subscriptions.incoming_records import TOMBSTONE_MS, Decision, Here, Verdict, logged, told
+from support.checkout import printed_tables
 
 NOW_MS = 100
 ENDING = (Verdict.REMOVE, Verdict.REPLACE)
@@ -146,3 +150,53 @@ def test_an_expired_tombstone_is_not_accepted() -> None:
     old = SubscriptionRecord("sub", replicated=True, deleted=Stamp(1, 0, "us"))
     assert told(old, Here(), 1 + TOMBSTONE_MS).verdict is Verdict.BURY
     assert told(old, Here(), 2 + TOMBSTONE_MS).verdict is Verdict.NOTHING
+
+
+def one(life: int, flag: int, *, is_on: bool) -> SubscriptionRecord:
+    """A subscription whose flag was last set by ``flag``; 0: it is of this region alone."""
+    flagged = Stamp(flag, 0, "us") if flag else ZERO
+    return SubscriptionRecord("sub", is_on, flagged, Stamp(9, 0, "us"), {}, Stamp(life, 0, "us"))
+
+
+def tombstone(life: int) -> SubscriptionRecord:
+    return SubscriptionRecord("sub", replicated=True, deleted=Stamp(life, 0, "us"))
+
+
+HERE = {
+    "nothing": [Here()],
+    "a tombstone": [Here(grave=tombstone(5))],
+    "our own": [Here(one(5, 0, is_on=False))],
+    "replicated": [Here(one(5, 20, is_on=is_on), is_known_elsewhere=True) for is_on in (True, False)],
+}
+STANDS_IN = Here(one(5, 0, is_on=False), stands_in=True)
+LIVES = {"earlier": 4, "same": 5, "later": 6}
+
+
+def of_another_region(came: SubscriptionRecord, here: Here) -> Decision:
+    return told(came, here, NOW_MS)
+
+
+@pytest.mark.parametrize(("decide", "source"), [(of_another_region, told), (logged, logged)])
+def test_the_printed_verdicts_are_those_that_are_given(
+    decide: Callable[[SubscriptionRecord, Here], Decision], source: Callable[..., Decision]
+) -> None:
+    (_, *columns), *rows = printed_tables.rows(inspect.getdoc(source))
+    assert set(columns) == HERE.keys()
+    assert {says for says, *_ in rows} == {f"{life}, {fate}" for life in LIVES for fate in ("ended", "lives")}
+    for says, *cells in rows:
+        life, fate = says.split(", ")
+        flags = (True, False) if fate == "lives" else (None,)
+        for column, cell in zip(columns, cells, strict=True):
+            for here, is_on in ((here, is_on) for here in HERE[column] for is_on in flags):
+                came = tombstone(LIVES[life]) if is_on is None else one(LIVES[life], 30, is_on=is_on)
+                verdict = decide(came, here).verdict
+                turns_on = cell == "update" and is_on and here.held is not None and not here.held.replicated
+                assert verdict is (Verdict.TURN_ON if turns_on else Verdict[cell.upper()]), (says, here)
+
+
+def test_what_is_known_changes_nothing_and_what_stands_in_is_treated_as_replicated() -> None:
+    (known,) = [here for here in HERE["replicated"] if here.held is not None and here.held.replicated]
+    assert known.held is not None
+    assert told(known.held, known, NOW_MS).verdict is Verdict.NOTHING
+    assert told(tombstone(6), STANDS_IN, NOW_MS).verdict is Verdict.REMOVE
+    assert told(one(6, 30, is_on=True), STANDS_IN, NOW_MS).verdict is Verdict.REPLACE

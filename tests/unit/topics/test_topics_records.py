@@ -20,7 +20,7 @@ from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.subscription_record import ORIGIN, SubscriptionRecord, encode_record
 from meridian_broker.topics.subscriptions.administration import (
-    _Nobody,
+    NoClient,
     move_subscription,
     replicate_subscription,
     scope_subscription,
@@ -90,7 +90,7 @@ async def test_records_held_during_a_ledgers_creation_are_durable_after_its_snap
 async def test_an_acknowledgement_of_a_deleted_subscription_does_not_count_for_a_later_one() -> None:
     one = await region(sub=False)
     old = one.topic.subscriptions["sub"]
-    nobody = Consumer(old, _Nobody(), 0, "", 0, 0, None, None, old.cursor.progress.epoch)
+    nobody = Consumer(old, NoClient(), 0, "", 0, 0, None, None, old.cursor.progress.epoch)
     told: list[LedgerError | None] = []
     one.topic.subscription_registry.delete("sub")
     one.topic.subscribing.create_subscription("sub", EARLIEST)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meridian_broker.admin.export.child import SCHEMAS, _batch
+from meridian_broker.admin.export.child import SCHEMAS, record_batch
 from meridian_broker.admin.export.plan import BYTES_PER_PARTITION, ENTRIES_PER_PARTITION, Planner, topic_filter
 from meridian_broker.admin.export.rows import effective, epoch_text, rows_of
 from meridian_broker.positions.ackset import AckSet
@@ -292,7 +292,7 @@ def test_a_row_with_numbers_out_of_range_does_not_end_its_partition(capsys: pyte
     sound |= {"marker": False, "replicate_to": ["x"]}
     wild = sound | {"publish_ms": (1 << 64) - 1, "prev_entry": -(1 << 70)}
     rows = [tuple(row[name] for name in names) for row in (sound, wild, sound)]
-    got = _batch(SCHEMAS["entries"], rows).to_pylist()
+    got = record_batch(SCHEMAS["entries"], rows).to_pylist()
     assert got == [sound, sound | {"publish_ms": (1 << 63) - 1, "prev_entry": -(1 << 63)}, sound]
     assert "nearest" in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.pulsar import metadata, origin_fields
 from meridian_broker.wire.pulsar.metadata import SOURCE_POSITION_PROPERTY, BodyError, MetadataView
 from meridian_broker.wire.pulsar.varints import varint
 
@@ -108,8 +108,8 @@ def test_scan_reads_as_protobuf_reads(message: pb.MessageMetadata, payload: byte
     view = metadata.scan(body)
     assert view == expected(message, 10 + len(encoded))
     assert body[view.payload_offset :] == payload
-    assert metadata.scan(body) == view  # once more, with the times remembered
-    assert metadata.body_checksum(body) == crc32c(body[6:]) == metadata.origin_checksum(body, 0)
+    assert metadata.scan(body) == view  # again, with the times remembered
+    assert metadata.body_checksum(body) == crc32c(body[6:]) == origin_fields.origin_checksum(body, 0)
 
 
 @THOROUGH
@@ -149,7 +149,7 @@ def test_a_body_examined_in_place_reads_the_same(message: pb.MessageMetadata, pa
     assert not any(isinstance(value, memoryview) for value in view)
     assert metadata.body_checksum(seen) == metadata.body_checksum(body)
     assert metadata.parse(seen) == metadata.parse(body)
-    assert metadata.origin_checksum(seen, 0) == metadata.origin_checksum(body, 0)
+    assert origin_fields.origin_checksum(seen, 0) == origin_fields.origin_checksum(body, 0)
 
 
 TAGS = [8, 10, 16, 24, 34, 42, 50, 58, 64, 72, 88, 96, 120, 130, 136, 146, 152, 192, 200, 1000]
@@ -184,11 +184,11 @@ def test_replication_fields_are_added_and_removed(
     encoded = message.SerializeToString()
     body = metadata.build_body(encoded, payload)
     version = b"\0\0\0\0\0\0\0\7" if renumbered else None
-    extended, appended = metadata.append_replication(body, region, ledger, entry, version)
+    extended, appended = origin_fields.append_replication(body, region, ledger, entry, version)
     assert extended[10 : 10 + len(encoded)] == encoded
-    assert metadata.origin_checksum(extended, appended) == metadata.body_checksum(body)
+    assert origin_fields.origin_checksum(extended, appended) == metadata.body_checksum(body)
     assert metadata.body_checksum(extended) == crc32c(extended[6:])
-    assert metadata.strip_appended(extended, appended) == body
+    assert origin_fields.strip_appended(extended, appended) == body
 
     wanted = pb.MessageMetadata()
     wanted.CopyFrom(message)
@@ -205,10 +205,10 @@ def test_replication_fields_are_added_and_removed(
 @given(st.integers(1, 30))
 def test_a_changed_origin_is_detected(at: int) -> None:
     body = metadata.build_body(_simple().SerializeToString(), b"x" * 30)
-    extended, appended = metadata.append_replication(body, "west", 1, 2)
+    extended, appended = origin_fields.append_replication(body, "west", 1, 2)
     spoilt = bytearray(extended)
     spoilt[-at] ^= 4
-    assert metadata.origin_checksum(bytes(spoilt), appended) != metadata.body_checksum(body)
+    assert origin_fields.origin_checksum(bytes(spoilt), appended) != metadata.body_checksum(body)
 
 
 def _simple(**fields: Any) -> pb.MessageMetadata:
@@ -274,6 +274,6 @@ def test_invalid_bodies(body: bytes, words: str) -> None:
 def test_more_than_there_is_was_never_appended(appended: int) -> None:
     body = metadata.build_body(_simple().SerializeToString(), b"a payload that is long enough")
     with pytest.raises(BodyError, match="cannot have been appended"):
-        metadata.origin_checksum(body, appended)
+        origin_fields.origin_checksum(body, appended)
     with pytest.raises(BodyError, match="cannot have been appended"):
-        metadata.strip_appended(body, appended)
+        origin_fields.strip_appended(body, appended)

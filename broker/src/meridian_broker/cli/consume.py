@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import click
 
@@ -24,9 +24,8 @@ from meridian_broker.gateway.roles import RECEIVER_QUEUE, Consumer, Delivery, Re
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 TYPES: Final = {
-    "shared": pb.CommandSubscribe.Shared,
-    "exclusive": pb.CommandSubscribe.Exclusive,
-    "failover": pb.CommandSubscribe.Failover,
+    name.lower().replace("_", "-"): cast("pb.CommandSubscribe.SubType", number)
+    for name, number in pb.CommandSubscribe.SubType.items()
 }
 
 
@@ -58,7 +57,8 @@ class Job:
     type=click.Choice(list(TYPES)),
     default="shared",
     show_default=True,
-    help="shared: consumers share the messages. exclusive: one consumer only. failover: one at a time, others wait.",
+    help="shared: consumers share the messages. exclusive: one consumer only. failover: one at a time, others wait. "
+    "key-shared: as shared, and messages of one key go to one consumer.",
 )
 @click.option(
     "--replicated",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meridian_broker.gateway.authentication import Authentication
-from meridian_broker.metadata.authorizing import Standing, Wish, decide, needed
+from meridian_broker.metadata.authorizing import RoleFacts, Wish, decide, needed
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.wire.pulsar.errors import AuthorizationError
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -30,17 +30,17 @@ class Authorization:
 
     def may(self, role: str, wish: Wish, topic: TopicName) -> bool:
         """Whether it may do that with a topic."""
-        return not self.enabled or decide(wish, self._standing(role, topic.namespace_name, topic))
+        return not self.enabled or decide(wish, self._facts(role, topic.namespace_name, topic))
 
     def may_in(self, role: str, wish: Wish, namespace: str) -> bool:
         """Whether it may do that in ``tenant/namespace``."""
-        return not self.enabled or decide(wish, self._standing(role, namespace))
+        return not self.enabled or decide(wish, self._facts(role, namespace))
 
     def administers(self, role: str, tenant: str) -> bool:
         """Whether it may change what belongs to a tenant, but not the tenant itself."""
         is_super_user = self.authentication.is_super_user(role)
         is_admin = self.enabled and self._is_admin_of(role, tenant)
-        return decide(Wish.ADMINISTER, Standing(is_super_user=is_super_user, is_tenant_admin=is_admin))
+        return decide(Wish.ADMINISTER, RoleFacts(is_super_user=is_super_user, is_tenant_admin=is_admin))
 
     def check(self, role: str, wish: Wish, topic: TopicName) -> None:
         """:raises AuthorizationError: it may not."""
@@ -52,8 +52,8 @@ class Authorization:
         if not self.may_in(role, wish, namespace):
             raise AuthorizationError(_refusal(role, wish, namespace))
 
-    def _standing(self, role: str, namespace: str, topic: TopicName | None = None) -> Standing:
-        return Standing(
+    def _facts(self, role: str, namespace: str, topic: TopicName | None = None) -> RoleFacts:
+        return RoleFacts(
             is_super_user=self.authentication.is_super_user(role),
             is_tenant_admin=self._is_admin_of(role, namespace.partition("/")[0]),
             replicates=topic is not None and self._replicates(role, topic),

@@ -102,10 +102,10 @@ class RemoteAdmin:
         self._known.pop((region, topic), None)
 
     async def _raise_to(self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None) -> int:
-        life = f"?incarnation={quote(incarnation, safe='')}"
-        making = life if created is None else f"{life}&created={quote(str(created), safe='')}"
+        named = f"?incarnation={quote(incarnation, safe='')}"
+        making = named if created is None else f"{named}&created={quote(str(created), safe='')}"
         path = f"/admin/v2/{in_path(topic)}/partitions"
-        status, body = await self._ask("GET", region, path + life, None)
+        status, body = await self._ask("GET", region, path + named, None)
         count = _count(body) if status == 200 else 0
         if status == DELETED_LATER:
             raise OtherDeletion(f"{region} knows of a later deletion of {topic}: {body[:200]}")
@@ -115,18 +115,18 @@ class RemoteAdmin:
             )
         if count >= partitions:
             return count
-        method, query = ("POST", life) if count else ("PUT", making)
+        method, query = ("POST", named) if count else ("PUT", making)
         status, body = await self._ask(method, region, path + query, partitions)
         if status == DELETED_LATER:
             raise OtherDeletion(f"{topic} was not created in {region}: {body[:200]}")
         if status == 409:  # another region's replicator was faster: read what it created
             refusal = body
-            status, body = await self._ask("GET", region, path + life, None)
+            status, body = await self._ask("GET", region, path + named, None)
             if status == 200 and (count := _count(body)) >= partitions:
                 return count
             if status == 200 and count == 0:
                 raise OtherKindThere(f"{topic} was not created in {region}: {refusal[:200]}")
-            status, body = await self._ask("POST", region, path + life, partitions)
+            status, body = await self._ask("POST", region, path + named, partitions)
         if status >= 300:
             raise RemoteAdminFailed(
                 f"{region} answered {status} to a request for {partitions} partitions of {topic}: {body[:200]}"

@@ -16,7 +16,7 @@ from meridian_broker.ledgers.appending import AppendableLog
 from meridian_broker.ledgers.chapters import Chapter, Span
 from meridian_broker.ledgers.damage import Mend
 from meridian_broker.ledgers.holes import Hole, Holes
-from meridian_broker.ledgers.restored import standing
+from meridian_broker.ledgers.restored import surviving
 from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
@@ -52,7 +52,7 @@ class TopicLog(AppendableLog):
         """
         for _ in self.damage.restore(mends):
             await next_turn(self._scheduler)
-        stands = await standing(
+        stands = await surviving(
             self._store, spans, found, last_own, last_origins, self._fence, self._scheduler.now_ms()
         )
         self._chapters = stands.chapters

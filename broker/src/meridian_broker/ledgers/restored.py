@@ -16,7 +16,7 @@ from meridian_broker.ledgers.store import LedgerDeleted, LedgerInfo, LedgerNotFo
 from meridian_broker.positions.position import EARLIEST, Position
 
 
-class Standing(NamedTuple):
+class SurvivingLedgers(NamedTuple):
     """A topic's log, as metadata and volume together describe it."""
 
     chapters: list[Chapter]
@@ -44,7 +44,7 @@ class _Recovered:
         return self._infos[ledger_id]
 
 
-async def standing(
+async def surviving(
     store: LedgerStore,
     named: Sequence[Span],
     found: Sequence[Span],
@@ -52,7 +52,7 @@ async def standing(
     last_origins: Mapping[str, Position],
     fence: int,
     now_ms: int,
-) -> Standing:
+) -> SurvivingLedgers:
     """Fence and seal the remaining recorded ledgers, and those that were found.
 
     :param found: ledgers of the topic on the volume that the metadata does not name, all created after those it names.
@@ -95,7 +95,7 @@ async def standing(
         last_own, origins = spans[whole].own_before, dict(spans[whole].origins_before)
         if (part := await _part_of(recovered, spans[whole], now_ms)) is not None:
             chapters.append(part)
-    return Standing(chapters, last_own, origins, is_other, is_older)
+    return SurvivingLedgers(chapters, last_own, origins, is_other, is_older)
 
 
 async def _still_there(recovered: _Recovered, found: Sequence[Span]) -> dict[int, int]:

@@ -26,7 +26,7 @@ class Wish(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RoleFacts:
     """What is known of a role that wants something."""
 
     is_super_user: bool = False
@@ -55,13 +55,13 @@ _OF_REPLICATORS: Final = frozenset({Wish.FIND, Wish.REGISTER})
 """What replicators need besides their producers, which another rule admits (R7)."""
 
 
-def decide(wish: Wish, standing: Standing) -> bool:
+def decide(wish: Wish, role: RoleFacts) -> bool:
     """Whether it is allowed."""
-    if standing.is_super_user or standing.is_tenant_admin:
+    if role.is_super_user or role.is_tenant_admin:
         return True
-    if standing.replicates and wish in _OF_REPLICATORS:
+    if role.replicates and wish in _OF_REPLICATORS:
         return True
-    held = standing.held
+    held = role.held
     actions = held.in_namespace if wish in _OF_NAMESPACES else held.in_namespace | held.on_topic
     return not actions.isdisjoint(_ENOUGH[wish])
 

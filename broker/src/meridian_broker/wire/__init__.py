@@ -4,5 +4,5 @@
 Other rooms import only these modules of it::
 
     peer_proof  peer_requests  proto  pulsar.batches  pulsar.encode  pulsar.errors  pulsar.frames  pulsar.markers
-    pulsar.metadata  pulsar.topic_name  pulsar.varints  pulsar.versions  shown
+    pulsar.metadata  pulsar.origin_fields  pulsar.topic_name  pulsar.varints  pulsar.versions  shown
 """

@@ -92,7 +92,7 @@ def _told(topic: Topic) -> list[list[str]]:
     if not isinstance(topic.snapshots, TopicSnapshots):
         return []
     lines = []
-    for name, ends in topic.snapshots.told().items():
+    for name, ends in topic.snapshots.announced().items():
         lines.append([name, "", str(EARLIEST)])
         lines += [[name, origin, str(upto)] for origin, upto in ends.items()]
     return lines

@@ -203,7 +203,7 @@ def _export(options: argparse.Namespace) -> None:
     compressed = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.ipc.new_stream(pa.PythonFile(sys.stdout.buffer, mode="w"), schema, options=compressed) as writer:
         for rows in _batches(options, plan):
-            writer.write_batch(_batch(schema, rows))
+            writer.write_batch(record_batch(schema, rows))
 
 
 def _batches(options: argparse.Namespace, plan: Planner) -> Iterator[list[Row]]:
@@ -240,7 +240,8 @@ def _records(snapshot: Path, wanted: range) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _batch(schema: Any, rows: list[Row]) -> Any:
+def record_batch(schema: Any, rows: list[Row]) -> Any:
+    """The rows in Arrow's form. An integer of more than 64 bits becomes the nearest one that fits, and is reported."""
     try:
         return _encoded(schema, rows)
     except (OverflowError, pa.ArrowInvalid) as error:

@@ -39,7 +39,7 @@ BYTES_MAX: Final = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
-class _Wanted:
+class Wanted:
     """A read or a transaction with a waiting caller."""
 
     request: Any
@@ -56,7 +56,7 @@ class _Wanted:
 class _Line:
     """The queue of one kind, reads or writes."""
 
-    waiting: deque[_Wanted] = field(default_factory=deque)
+    waiting: deque[Wanted] = field(default_factory=deque)
     under_way: int = 0
     is_called: bool = False
 
@@ -105,13 +105,13 @@ class Together:
         while self._tasks:
             await asyncio.gather(*self._tasks)
 
-    def _wanted(self, request: Any, doing: str, seconds: float) -> _Wanted:
-        return _Wanted(request, doing, self._loop.time() + seconds, self._loop.create_future())
+    def _wanted(self, request: Any, doing: str, seconds: float) -> Wanted:
+        return Wanted(request, doing, self._loop.time() + seconds, self._loop.create_future())
 
-    async def _ask(self, line: _Line, wanted: _Wanted) -> Any:
+    async def _ask(self, line: _Line, wanted: Wanted) -> Any:
         return await self._queue(line, wanted)
 
-    def _queue(self, line: _Line, wanted: _Wanted) -> asyncio.Future[Any]:
+    def _queue(self, line: _Line, wanted: Wanted) -> asyncio.Future[Any]:
         line.waiting.append(wanted)
         if not line.is_called:
             line.is_called = True
@@ -121,21 +121,21 @@ class Together:
     def _send(self, line: _Line) -> None:
         line.is_called = False
         while line.waiting and line.under_way < UNDER_WAY:
-            some = _next_reads(line.waiting) if line is self._reads else _next_writes(line.waiting)
+            some = _next_reads(line.waiting) if line is self._reads else next_writes(line.waiting)
             if some:
                 line.under_way += 1
                 task = self._loop.create_task(self._carry(line, some), name=f"etcd: {some[0].doing}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, line: _Line, some: list[_Wanted]) -> None:
+    async def _carry(self, line: _Line, some: list[Wanted]) -> None:
         try:
             await self._answer_all(line, some)
         finally:
             line.under_way -= 1
             self._send(line)
 
-    async def _answer_all(self, line: _Line, some: list[_Wanted]) -> None:
+    async def _answer_all(self, line: _Line, some: list[Wanted]) -> None:
         ask = self._ask_reads if line is self._reads else self._ask_writes
         try:
             answers = await ask(some)
@@ -158,7 +158,7 @@ class Together:
                 if not one.answer.done():
                     one.answer.set_result(answer)
 
-    async def _ask_reads(self, some: list[_Wanted]) -> list[Any]:
+    async def _ask_reads(self, some: list[Wanted]) -> list[Any]:
         seconds = self._left(some)
         if len(some) == 1:
             return [await self._channel.read(some[0].request, some[0].doing, seconds)]
@@ -167,7 +167,7 @@ class Together:
         answer = await self._channel.read(request, _doing(some), seconds)
         return [answer.responses[places[one.request.key]].response_range for one in some]
 
-    async def _ask_writes(self, some: list[_Wanted]) -> list[Any]:
+    async def _ask_writes(self, some: list[Wanted]) -> list[Any]:
         seconds = self._left(some)
         if len(some) == 1:
             one = some[0]
@@ -182,22 +182,22 @@ class Together:
         answer = await self._channel.write(request, _doing(some), seconds, wrote)
         return [_inner(one.response_txn, answer) for one in answer.responses]
 
-    def _left(self, some: list[_Wanted]) -> float:
+    def _left(self, some: list[Wanted]) -> float:
         """Seconds left for the newest of them: the others waited for earlier requests, which had no more time."""
         return max(0.001, max(one.until for one in some) - self._loop.time())
 
 
-def _next_reads(waiting: deque[_Wanted]) -> list[_Wanted]:
-    some: list[_Wanted] = []
+def _next_reads(waiting: deque[Wanted]) -> list[Wanted]:
+    some: list[Wanted] = []
     while waiting and len(some) < READS_MAX:
         if not (one := waiting.popleft()).answer.done():  # its caller may have been cancelled
             some.append(one)
     return some
 
 
-def _next_writes(waiting: deque[_Wanted]) -> list[_Wanted]:
+def next_writes(waiting: deque[Wanted]) -> list[Wanted]:
     """As many from the front of the queue as can be combined in one request."""
-    some: list[_Wanted] = []
+    some: list[Wanted] = []
     written: set[bytes] = set()
     size = 0
     while waiting and len(some) < WRITES_MAX:
@@ -214,7 +214,7 @@ def _next_writes(waiting: deque[_Wanted]) -> list[_Wanted]:
     return some
 
 
-def _doing(some: list[_Wanted]) -> str:
+def _doing(some: list[Wanted]) -> str:
     """For errors: a description of combined requests of one kind."""
     return f"{some[0].doing}, together with {len(some) - 1} more"
 
@@ -225,7 +225,7 @@ def _inner(answer: Any, outer: Any) -> Any:
     return answer
 
 
-def _fail(some: list[_Wanted], error: Exception) -> None:
+def _fail(some: list[Wanted], error: Exception) -> None:
     for one in some:
         if not one.answer.done():
             one.answer.set_exception(error)

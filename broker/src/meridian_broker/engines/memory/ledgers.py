@@ -49,7 +49,7 @@ class MemoryDisk:
 
 
 @dataclass(slots=True)
-class _Write:
+class Write:
     """Something on its way to the disk."""
 
     apply: Callable[[], None]
@@ -58,7 +58,7 @@ class _Write:
     refusal: LedgerError | None = None
 
 
-class _Handle:
+class Handle:
     """The store's view of a ledger; ahead of the disk by the unsynced entries."""
 
     __slots__ = ("appended", "deleted", "fence", "ledger_id", "refusal", "size", "stored")
@@ -82,7 +82,7 @@ class _Handle:
 class MemoryWriter:
     """See `meridian_broker.ledgers.store.Writer`."""
 
-    def __init__(self, store: MemoryLedgerStore, handle: _Handle) -> None:
+    def __init__(self, store: MemoryLedgerStore, handle: Handle) -> None:
         self._store = store
         self._handle = handle
 
@@ -108,7 +108,7 @@ class MemoryWriter:
 class MemoryReader:
     """See `meridian_broker.ledgers.store.Reader`."""
 
-    def __init__(self, handle: _Handle, store: MemoryLedgerStore | None = None) -> None:
+    def __init__(self, handle: Handle, store: MemoryLedgerStore | None = None) -> None:
         """:param store: tells when the ledger grows, and counts reads; None: neither."""
         self._store = store
         self._handle = handle
@@ -150,8 +150,8 @@ class MemoryLedgerStore:
         self.disk = disk if disk is not None else MemoryDisk()
         self._schedule = schedule
         self._due = False
-        self._queue: list[_Write] = []
-        self._handles = {number: _Handle(number, stored) for number, stored in self.disk.ledgers.items()}
+        self._queue: list[Write] = []
+        self._handles = {number: Handle(number, stored) for number, stored in self.disk.ledgers.items()}
         self._taken: set[int] = set()
         self._stopped: str | None = None
         self._failure: str | None = None
@@ -177,7 +177,7 @@ class MemoryLedgerStore:
         self._followers.append(grown)
         return lambda: self._followers.remove(grown) if grown in self._followers else None
 
-    def _finish(self, write: _Write) -> None:
+    def _finish(self, write: Write) -> None:
         self.pending_bytes -= write.size
         if write.refusal is None and self._failure is None:
             write.apply()
@@ -223,7 +223,7 @@ class MemoryLedgerStore:
         if len(label) > LABEL_BYTES_MAX:
             raise LedgerError(f"a label of {len(label)} bytes is too long: the limit is {LABEL_BYTES_MAX}")
         self._taken.add(ledger_id)
-        handle = _Handle(ledger_id, StoredLedger(fence, label=label))
+        handle = Handle(ledger_id, StoredLedger(fence, label=label))
         handle.refusal = None
 
         def apply() -> None:
@@ -274,7 +274,7 @@ class MemoryLedgerStore:
 
     # -- for the writer ------------------------------------------------------------------------------------------
 
-    def append(self, handle: _Handle, buffer: bytes, done: AppendDone) -> int:
+    def append(self, handle: Handle, buffer: bytes, done: AppendDone) -> int:
         """As `Writer.append`."""
         entry = handle.appended
         refusal = handle.refusal
@@ -291,10 +291,10 @@ class MemoryLedgerStore:
             done(entry if error is None else error)
 
         size = len(buffer) if refusal is None else 0
-        self._add(_Write(lambda: handle.stored.entries.append(buffer), tell, size, refusal))
+        self._add(Write(lambda: handle.stored.entries.append(buffer), tell, size, refusal))
         return entry
 
-    async def seal(self, handle: _Handle) -> LedgerInfo:
+    async def seal(self, handle: Handle) -> LedgerInfo:
         """As `Writer.seal`."""
         self._check_open()
         if isinstance(handle.refusal, LedgerFenced | LedgerNotFound):
@@ -306,7 +306,7 @@ class MemoryLedgerStore:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    async def _seal(self, handle: _Handle) -> None:
+    async def _seal(self, handle: Handle) -> None:
         fence = handle.fence
 
         def apply() -> None:
@@ -326,10 +326,10 @@ class MemoryLedgerStore:
             else:
                 heard.set_exception(error)
 
-        self._add(_Write(apply, tell, 0))
+        self._add(Write(apply, tell, 0))
         await heard
 
-    def _add(self, write: _Write) -> None:
+    def _add(self, write: Write) -> None:
         self._queue.append(write)
         if self._schedule is not None and not self._due:
             self._due = True
@@ -338,7 +338,7 @@ class MemoryLedgerStore:
     def _sync_all(self) -> None:
         self.sync()
 
-    def _find(self, ledger_id: int) -> _Handle:
+    def _find(self, ledger_id: int) -> Handle:
         handle = self._handles.get(ledger_id)
         if handle is None and ledger_id in self.disk.used:
             raise LedgerDeleted(f"ledger {ledger_id} was deleted")

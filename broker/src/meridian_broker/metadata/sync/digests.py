@@ -91,10 +91,6 @@ class DigestTree:
         """Buckets whose numbers are not those of the other region."""
         return [place for place, (mine, theirs) in enumerate(zip(self.buckets, buckets, strict=True)) if mine != theirs]
 
-    def differing_parts(self, bucket: int, parts: Collection[int]) -> list[Place]:
-        pairs = zip(self.parts(bucket), parts, strict=True)
-        return [Place(bucket, part) for part, (mine, theirs) in enumerate(pairs) if mine != theirs]
-
     def listing(self, places: Iterable[Place]) -> dict[str, Summary]:
         """What is known there, deletions included."""
         return {path: one for place in places for path, one in self._known.get(place, {}).items()}

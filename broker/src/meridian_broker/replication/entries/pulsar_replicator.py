@@ -26,7 +26,7 @@ from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.entries.producing import QUEUE_SIZE
 from meridian_broker.replication.entries.pulsar_sending import PulsarSendWriter
-from meridian_broker.replication.entries.replicator import Reached, RemotePlace, Replicator, _Passed
+from meridian_broker.replication.entries.replicator import Passed, Reached, RemotePlace, Replicator
 from meridian_broker.replication.entries.replicator_status import State, StopReason
 from meridian_broker.wire.pulsar import markers
 
@@ -78,7 +78,7 @@ class PulsarReplicator(Replicator):
         :param largest: bytes of the largest message it accepts; 0: not known.
         """
         self._largest = largest and largest + _BEYOND
-        self._passed = _Passed(reached.chain, reached.scanned, reached.chain, reached.scanned)
+        self._passed = Passed(reached.chain, reached.scanned, reached.chain, reached.scanned)
         return self.connected(producer_id, RemotePlace(reached.chain, self.incarnation), end, last_own, now_ms)
 
     def read(self, batch: list[tuple[Position, bytes]], last_own: Position) -> list[bytes]:

@@ -71,7 +71,7 @@ class Reached(NamedTuple):
     """Our last own entry up to there."""
 
 
-class _Passed(NamedTuple):
+class Passed(NamedTuple):
     """A place where everything was confirmed: the last entry sent, and the end of the range passed over after it."""
 
     sent: Position
@@ -123,7 +123,7 @@ class Replicator(Producing):
         self._chain = EARLIEST  # the last own entry seen, sent or not
         self._sent_prev = EARLIEST  # the last entry meant for this remote
         self._before_withheld: Position | None = None  # the place before the own entries passed over since then
-        self._passed: _Passed | None = None
+        self._passed: Passed | None = None
         self._skipped: Skipped | None = None
 
     # -- connection -------------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class Replicator(Producing):
             self._chain = last
         self._before_withheld = self.trimmable if self.trimmable < self._scanned else None
         self._sent_prev = last
-        self._passed = _Passed(last, self._scanned, self._chain, self.trimmable)
+        self._passed = Passed(last, self._scanned, self._chain, self.trimmable)
         self.confirmed, self._confirmed_chain = self._scanned, self._chain
 
     def _all_confirmed(self) -> None:
@@ -335,7 +335,7 @@ class Replicator(Producing):
         if self._scanned > self.confirmed:
             self.confirmed, self._confirmed_chain = self._scanned, self._chain
         self.trimmable = self._scanned if self._before_withheld is None else self._before_withheld
-        self._passed = _Passed(self._sent_prev, self._scanned, self._chain, self.trimmable)
+        self._passed = Passed(self._sent_prev, self._scanned, self._chain, self.trimmable)
 
     def _joins(self, prev: Position, position: Position, place: Position) -> bool:
         """Whether an entry whose ``prev`` is not the last one seen may be sent nevertheless."""

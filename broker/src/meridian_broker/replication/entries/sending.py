@@ -3,8 +3,8 @@
 
 This runs once per entry and remote, so nothing is parsed and the payload is copied once. The stamp comes from the
 stored entry's header and is encoded by hand, as ``wire.pulsar.encode`` does with frequent frames. Fields are appended
-to the body's metadata as ``wire.pulsar.metadata.append_replication`` describes (a test compares the two), and the only
-access to the metadata is a search for the two bytes with which a schema version begins.
+to the body's metadata as ``wire.pulsar.origin_fields.append_replication`` describes (a test compares the two), and the
+only access to the metadata is a search for the two bytes with which a schema version begins.
 """
 
 from __future__ import annotations

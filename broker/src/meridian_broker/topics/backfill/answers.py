@@ -13,6 +13,7 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.backfill.questions import Found, Want
 from meridian_broker.topics.errors import NotAllowed, OriginConflict
 from meridian_broker.wire.pulsar import metadata as message_metadata
+from meridian_broker.wire.pulsar import origin_fields
 from meridian_broker.wire.pulsar.metadata import BodyError
 
 if TYPE_CHECKING:
@@ -92,16 +93,16 @@ def _as_foreign(stored: bytes, header: EntryHeader, region: str, origin: Positio
     body = stored[header.body_offset :]
     if header.region is not None and header.region != region:
         return stored
-    appended, _ = message_metadata.append_replication(body, region, origin.ledger, origin.entry)
+    appended, _ = origin_fields.append_replication(body, region, origin.ledger, origin.entry)
     return pack_foreign(header._replace(region=region, origin=origin)) + appended
 
 
 def _checksum(header: EntryHeader, region: str, origin: Position, body: bytes) -> int:
     """:raises BodyError: the body is not valid."""
     if header.flags & UNCHAINED:
-        message_metadata.origin_checksum(body, 0)
+        origin_fields.origin_checksum(body, 0)
         return message_metadata.checksum_everywhere(body, message_metadata.scan(body))
-    return message_metadata.origin_checksum(body, message_metadata.appended_bytes(body, region, *origin))
+    return origin_fields.origin_checksum(body, origin_fields.appended_bytes(body, region, *origin))
 
 
 def checked(entry: bytes, want: Want, after: Position) -> tuple[EntryHeader, bytes]:

@@ -35,6 +35,7 @@ from meridian_broker.topics.backfill.joining import Joining
 from meridian_broker.topics.backfill.questions import Found, PeerAway, Peers, Want
 from meridian_broker.topics.backfill.schema_numbers import SchemaNumbers
 from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.subscriptions.registry import count_replicated
 
 if TYPE_CHECKING:
     from meridian_broker.topics.backfill.gaps import Gap, Gaps
@@ -358,7 +359,7 @@ class Backfill:
 
     def _knows_all_of(self, answers: Iterable[Found | None]) -> bool:
         """Whether every region answered, and none has more replicated subscriptions than are known here."""
-        known = sum(one.durable and one.replicated for one in self._subscriptions.values())
+        known = count_replicated(self._subscriptions)
         return all(one is not None and (one.feed is None or one.feed.subscriptions <= known) for one in answers)
 
     async def _fill(self, region: str, hole: Hole, others: set[str]) -> None:

@@ -20,7 +20,7 @@ from meridian_broker.topics.backfill.answers import checked
 from meridian_broker.topics.backfill.intake import Offered
 from meridian_broker.topics.backfill.questions import Found, PeerAway, Peers, Want
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.wire.pulsar import metadata as message_metadata
+from meridian_broker.wire.pulsar import origin_fields
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.holes import Hole
@@ -173,8 +173,8 @@ class Fetching:
             assert header.origin is not None
             after = header.origin
             if want.origin == topic.region:
-                body = message_metadata.strip_appended(
-                    body, message_metadata.appended_bytes(body, want.origin, *header.origin)
+                body = origin_fields.strip_appended(
+                    body, origin_fields.appended_bytes(body, want.origin, *header.origin)
                 )
             else:
                 body = await self._schema_numbers.renumbered(source, header, body)
@@ -204,7 +204,7 @@ class Fetching:
         intake, is_own = self._intake, want.origin == self._topic.region
         for count, (header, body) in enumerate(taken):
             assert header.origin is not None
-            size = len(body) - message_metadata.appended_bytes(body, want.origin, *header.origin)
+            size = len(body) - origin_fields.appended_bytes(body, want.origin, *header.origin)
             try:
                 intake.check(Offered(size, header.origin, is_own), want.origin)
             except TopicError as refusal:

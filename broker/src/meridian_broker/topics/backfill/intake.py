@@ -49,7 +49,7 @@ class Offered(NamedTuple):
     """This region published it."""
 
 
-class Standing(NamedTuple):
+class TopicState(NamedTuple):
     """The state of the topic."""
 
     is_ended: bool
@@ -62,16 +62,16 @@ class Standing(NamedTuple):
     """The largest body in bytes that this broker accepts."""
 
 
-def decide(offered: Offered, standing: Standing) -> Verdict:
+def decide(offered: Offered, state: TopicState) -> Verdict:
     """Whether the entry may be stored."""
-    if standing.is_ended:
-        is_before_the_end = offered.origin is not None and standing.end is not None and offered.origin <= standing.end
+    if state.is_ended:
+        is_before_the_end = offered.origin is not None and state.end is not None and offered.origin <= state.end
         return Verdict.STORE if is_before_the_end else Verdict.REFUSE_ENDED
     if offered.is_own:
         return Verdict.STORE
-    if standing.is_full:
+    if state.is_full:
         return Verdict.REFUSE_FULL
-    return Verdict.REFUSE_TOO_LARGE if offered.size > standing.largest else Verdict.STORE
+    return Verdict.REFUSE_TOO_LARGE if offered.size > state.largest else Verdict.STORE
 
 
 class Intake:
@@ -94,7 +94,7 @@ class Intake:
         topic = self._topic
         largest = topic.limits.message_bytes + METADATA_BYTES
         end = topic.terminated if region == topic.region else topic.ends.get(region)
-        verdict = decide(offered, Standing(topic.is_ended, end, bool(self._full), largest))
+        verdict = decide(offered, TopicState(topic.is_ended, end, bool(self._full), largest))
         if verdict is Verdict.STORE:
             return
         if verdict is Verdict.REFUSE_ENDED:

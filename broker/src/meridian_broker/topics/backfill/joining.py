@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.backfill.questions import Feed, Found, HasOtherKind, NotWanted, PeerAway, Peers, Want
+from meridian_broker.topics.subscriptions.registry import count_replicated
 
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
@@ -171,7 +172,7 @@ class Joining:
             f"entries of {region}, which is no longer a region of the topic, are still coming"
             for region in sorted(self.origins - others - self.drained)
         )
-        known = sum(one.durable and one.replicated for one in self._subscriptions.values())
+        known = count_replicated(self._subscriptions)
         for region, feed in sorted(self._feeds.items()):
             if feed is not None and feed.subscriptions > known:
                 waits.append(f"{region} has {feed.subscriptions} replicated subscriptions, and {known} are known here")

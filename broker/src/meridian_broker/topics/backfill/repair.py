@@ -41,7 +41,7 @@ from meridian_broker.topics.backfill.backfill import Backfill
 from meridian_broker.topics.backfill.gaps import Gap, Gaps
 from meridian_broker.topics.backfill.questions import PeerAway, Want
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.wire.pulsar import metadata as message_metadata
+from meridian_broker.wire.pulsar import origin_fields
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.index import Place
@@ -382,7 +382,7 @@ def _as_stored(region: str, position: Position, header: EntryHeader, body: bytes
     if header.region != region:
         return pack_foreign(header) + body
     assert header.origin is not None
-    body = message_metadata.strip_appended(body, message_metadata.appended_bytes(body, region, *header.origin))
+    body = origin_fields.strip_appended(body, origin_fields.appended_bytes(body, region, *header.origin))
     if header.origin != position:  # it had been lost before, and fetched back (R5)
         return pack_foreign(header) + body
     return pack_own(

@@ -16,6 +16,7 @@ from meridian_broker.ledgers.entry import UNCHAINED, EntryHeader
 from meridian_broker.topics.backfill.questions import Peers
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata as message_metadata
+from meridian_broker.wire.pulsar import origin_fields
 
 KNOWN_MAX: Final = 1000
 """Versions remembered per topic."""
@@ -52,10 +53,10 @@ class SchemaNumbers:
         if header.flags & UNCHAINED:
             return message_metadata.with_schema_version(body, ours)
         origin = header.origin
-        appended = message_metadata.appended_bytes(body, header.region, *origin)
-        original = message_metadata.strip_appended(body, appended)
+        appended = origin_fields.appended_bytes(body, header.region, *origin)
+        original = origin_fields.strip_appended(body, appended)
         override = ours if message_metadata.scan(original).schema_version != ours else None
-        return message_metadata.append_replication(original, header.region, *origin, override)[0]
+        return origin_fields.append_replication(original, header.region, *origin, override)[0]
 
     async def _ours(self, region: str, theirs: bytes) -> bytes:
         known = self._known.get((region, theirs))

@@ -23,7 +23,7 @@ from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.positions import ZERO, AckSet, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import acknowledging, log_walks
-from meridian_broker.topics.cursors.view_acks import Claim, Epochs, LookUps, UpTo, note
+from meridian_broker.topics.cursors.view_acks import Epochs, LookUps, UpTo, ViewAck, note
 from meridian_broker.topics.cursors.view_deliveries import ViewDeliveries
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class CompactedReading:
     async def _acknowledge(
         self, epochs: Epochs, positions: list[Position], batches: dict[Position, int], confirmed: Done | None
     ) -> None:
-        claims: list[Claim] = []
+        claims: list[ViewAck] = []
         for position in positions:
             header, remaining = await self._header(position), batches.get(position, 0)
             if header is None:
@@ -257,7 +257,7 @@ class CompactedReading:
         upto = min(ack.position, self.horizon)
         is_all, after = ack.behind <= self._claimed, max(ack.behind, self._claimed)
         while entries := await self.compaction.read_view(after, SLICE_ENTRIES, SLICE_BYTES):
-            claims: list[Claim] = []
+            claims: list[ViewAck] = []
             inside = [stored for stored in entries if stored[0] <= upto]
             for position, entry in inside:
                 header = unpack(entry)
@@ -282,7 +282,7 @@ class CompactedReading:
         """Claim what the consumer holds up to a position and is no longer in the view."""
         behind = ack.behind
         while positions := ack.held.taken_out(behind, ack.position, SLICE_ENTRIES):
-            claims: list[Claim] = []
+            claims: list[ViewAck] = []
             for position in positions:
                 if position in ack.withheld:
                     continue
@@ -308,15 +308,15 @@ class CompactedReading:
             return None if entry is None else unpack(entry)
         return None
 
-    def _in_view(self, position: Position, header: EntryHeader, remaining: int = 0, sent: int = 0) -> Claim | None:
+    def _in_view(self, position: Position, header: EntryHeader, remaining: int = 0, sent: int = 0) -> ViewAck | None:
         """The claim of an entry of the view; the consumer may have been ``sent`` more of it than is left."""
         if header.flags & NO_ORIGIN:
             return None
         region, origin = self._origin(position, header)
         having = None if header.kept is None else header.kept | sent
-        return Claim(position, Place(region, header.prev, origin), header.messages, having, remaining, header)
+        return ViewAck(position, Place(region, header.prev, origin), header.messages, having, remaining, header)
 
-    async def _taken_out(self, position: Position, remaining: int) -> Claim | None:
+    async def _taken_out(self, position: Position, remaining: int) -> ViewAck | None:
         """The claim of an entry that is not in the view: the part that was sent. None: it is nowhere, or was not
         sent.
         """
@@ -329,9 +329,9 @@ class CompactedReading:
             return None
         messages = index.messages(position.entry)
         having = None if messages == 1 else self._sent.get(position, 0)
-        return None if having == 0 else Claim(position, place, messages, having, remaining)
+        return None if having == 0 else ViewAck(position, place, messages, having, remaining)
 
-    def _claim(self, epochs: Epochs, claims: list[Claim], confirmed: Done | None) -> None:
+    def _claim(self, epochs: Epochs, claims: list[ViewAck], confirmed: Done | None) -> None:
         cursor = self._cursor
         delta = cursor.open_delta()
         for claim in claims:

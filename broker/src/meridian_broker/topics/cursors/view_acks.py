@@ -27,7 +27,7 @@ Epochs = Callable[[Position], Stamp]
 """The epoch in which the acknowledgement of an entry counts."""
 
 
-class Claim(NamedTuple):
+class ViewAck(NamedTuple):
     """One entry to acknowledge."""
 
     position: Position
@@ -64,16 +64,16 @@ class UpTo:
         return self.part or 0 if position == self.position else 0
 
 
-def note(delta: Progress, epoch: Stamp, claim: Claim) -> None:
-    """Add the claim to ``delta``."""
-    region, prev, origin = claim.place
-    if claim.having is None and not claim.remaining:
+def note(delta: Progress, epoch: Stamp, ack: ViewAck) -> None:
+    """Add the acknowledgement to ``delta``."""
+    region, prev, origin = ack.place
+    if ack.having is None and not ack.remaining:
         delta.ack(epoch, region, prev, origin)
         return
-    whole = (1 << claim.messages) - 1
-    acked = (whole if claim.having is None else claim.having) & ~claim.remaining & whole
+    whole = (1 << ack.messages) - 1
+    acked = (whole if ack.having is None else ack.having) & ~ack.remaining & whole
     if acked:
-        delta.ack_batch(epoch, region, origin, claim.messages, acked, prev)
+        delta.ack_batch(epoch, region, origin, ack.messages, acked, prev)
 
 
 class LookUps:

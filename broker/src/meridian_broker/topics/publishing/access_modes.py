@@ -5,13 +5,25 @@ A topic counts *epochs*: each producer that gets exclusive access begins one. A 
 epoch in which it was admitted. If the topic's epoch is later, another producer had exclusive access in between, and
 the client must not continue as if nothing had happened.
 
+======================  ================  ================  ==================
+it asks for             nobody is there   shared producers  exclusive, waiting
+======================  ================  ================  ==================
+shared                  share             share             refuse shared
+exclusive               seize             refuse taken      refuse taken
+wait for exclusive      seize             wait              wait
+exclusive with fencing  seize             fence others      fence others
+======================  ================  ================  ==================
+
+A producer that asks for any but shared access, and reports an earlier epoch than the topic's, is refused whoever is
+there (``REFUSE_OLD``). ``SEIZE`` and ``FENCE_OTHERS`` begin an epoch.
+
 Replicators of other regions are not counted: exclusive means exclusive among the clients of this region.
 """
 
 from __future__ import annotations
 
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from meridian_broker.bounds.clients import EPOCH_LEAP
 
@@ -41,6 +53,33 @@ class Verdict(Enum):
     REFUSE_OLD = "refused: another producer has had exclusive access in the meantime"
 
 
+class Company(Enum):
+    """Who is connected already."""
+
+    NOBODY = "nobody is there"
+    SHARED = "shared producers"
+    """Producers, none of them exclusive, and none waits to be."""
+    EXCLUSIVE = "exclusive, waiting"
+    """A producer has exclusive access, is about to get it, or waits for it."""
+
+
+VERDICTS: Final[dict[tuple[AccessMode, Company], Verdict]] = {
+    (AccessMode.SHARED, Company.NOBODY): Verdict.SHARE,
+    (AccessMode.SHARED, Company.SHARED): Verdict.SHARE,
+    # Waiting producers were here first: a stream of shared producers must not keep them waiting forever.
+    (AccessMode.SHARED, Company.EXCLUSIVE): Verdict.REFUSE_SHARED,
+    (AccessMode.EXCLUSIVE, Company.NOBODY): Verdict.SEIZE,
+    (AccessMode.EXCLUSIVE, Company.SHARED): Verdict.REFUSE_TAKEN,
+    (AccessMode.EXCLUSIVE, Company.EXCLUSIVE): Verdict.REFUSE_TAKEN,
+    (AccessMode.WAIT_FOR_EXCLUSIVE, Company.NOBODY): Verdict.SEIZE,
+    (AccessMode.WAIT_FOR_EXCLUSIVE, Company.SHARED): Verdict.WAIT,
+    (AccessMode.WAIT_FOR_EXCLUSIVE, Company.EXCLUSIVE): Verdict.WAIT,
+    (AccessMode.EXCLUSIVE_WITH_FENCING, Company.NOBODY): Verdict.SEIZE,
+    (AccessMode.EXCLUSIVE_WITH_FENCING, Company.SHARED): Verdict.FENCE_OTHERS,
+    (AccessMode.EXCLUSIVE_WITH_FENCING, Company.EXCLUSIVE): Verdict.FENCE_OTHERS,
+}
+
+
 class Asked(NamedTuple):
     """What a producer asks for."""
 
@@ -60,6 +99,12 @@ class Present(NamedTuple):
     """One of them has exclusive access, or is about to get it."""
     waiting: int = 0
 
+    @property
+    def company(self) -> Company:
+        if self.exclusive or self.waiting:
+            return Company.EXCLUSIVE
+        return Company.SHARED if self.producers else Company.NOBODY
+
 
 class Decision(NamedTuple):
     """The decision, and the topic's epoch after it."""
@@ -69,23 +114,13 @@ class Decision(NamedTuple):
 
 
 def decide(asked: Asked, present: Present) -> Decision:
-    """Decide on a producer that asks for ``asked`` while ``present`` applies."""
-    if asked.mode is AccessMode.SHARED:
-        # Waiting producers were here first: a stream of shared producers must not keep them waiting forever.
-        taken = present.exclusive or present.waiting
-        return Decision(Verdict.REFUSE_SHARED if taken else Verdict.SHARE, present.epoch)
-    if asked.topic_epoch is not None and present.epoch is not None and asked.topic_epoch < present.epoch:
-        return Decision(Verdict.REFUSE_OLD, present.epoch)
-    is_free = not present.exclusive and not present.producers
-    if asked.mode is AccessMode.WAIT_FOR_EXCLUSIVE:
-        if not is_free or present.waiting:
-            return Decision(Verdict.WAIT, present.epoch)
-    elif asked.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
-        if not is_free or present.waiting:
-            return Decision(Verdict.FENCE_OTHERS, next_epoch(asked, present.epoch))
-    elif not is_free or present.waiting:
-        return Decision(Verdict.REFUSE_TAKEN, present.epoch)
-    return Decision(Verdict.SEIZE, next_epoch(asked, present.epoch))
+    """Decide on a producer that asks for ``asked`` while ``present`` applies; see the table above."""
+    mode, before, epoch = asked.mode, asked.topic_epoch, present.epoch
+    if mode is not AccessMode.SHARED and before is not None and epoch is not None and before < epoch:
+        return Decision(Verdict.REFUSE_OLD, epoch)
+    verdict = VERDICTS[mode, present.company]
+    begins = verdict in (Verdict.SEIZE, Verdict.FENCE_OTHERS)
+    return Decision(verdict, next_epoch(asked, epoch) if begins else epoch)
 
 
 def next_epoch(asked: Asked, epoch: int | None) -> int:

@@ -21,6 +21,7 @@ from meridian_broker.topics.errors import NotAllowed, OriginConflict, Replicatio
 from meridian_broker.topics.publishing.from_pulsar import FromPulsar
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.wire.pulsar import metadata as message_metadata
+from meridian_broker.wire.pulsar import origin_fields
 from meridian_broker.wire.pulsar.frames import Send
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Storing:
                 f"{stamp.region} sent {origin} after {stamp.sent_prev_ledger}:{stamp.sent_prev_entry}, "
                 f"but the last entry stored from there is {last}: resume from it"
             )
-        if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
+        if origin_fields.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
             raise OriginConflict(f"entry {stamp.region}/{origin} arrived with different bytes than its origin stored")
         header = foreign_header(send, stamp, prev, origin, topic.scheduler.now_ms())
         self._count_foreign(producer, header.messages, len(send.body))
@@ -177,7 +178,7 @@ class Storing:
                 f"{stamp.region} sent a marker after {before}, but the last entry stored from there is {last}: resume "
                 "from it"
             )
-        if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
+        if origin_fields.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
             raise OriginConflict(f"a marker of {stamp.region} arrived with different bytes than its origin stored")
 
         body = bytes(send.body)

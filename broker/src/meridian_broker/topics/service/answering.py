@@ -10,6 +10,7 @@ from meridian_broker.topics.backfill.answers import find
 from meridian_broker.topics.backfill.questions import NOTHING_TO_SEND, Found, Want
 from meridian_broker.topics.errors import NotAllowed, TopicFenced, TopicNotFound
 from meridian_broker.topics.service import kinds
+from meridian_broker.topics.subscriptions.registry import count_replicated
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ async def answer(opener: TopicOpener, asker: str, want: Want) -> Found:
         raise TopicFenced(f"another broker of {opener.parts.region} owns {topic.name}")
     feed = opener.regions.replication.feed(topic.name, asker)
     if feed is not None:
-        shared = sum(one.durable and one.replicated for one in topic.subscriptions.values())
+        shared = count_replicated(topic.subscriptions)
         feed = feed._replace(end=topic.log.last_confirmed, subscriptions=shared)
     own = {opener.parts.region} if topic.log.last_own > EARLIEST else set()
     origins = frozenset((topic.log.last_origin.keys() - topic.log.unchained) | own)

@@ -25,9 +25,9 @@ from meridian_broker.topics.context import Settling
 from meridian_broker.topics.entry_metadata import marker_entry
 from meridian_broker.topics.errors import NotAllowed
 from meridian_broker.topics.journal.subscription_record import LOCAL
+from meridian_broker.topics.snapshots.announced import Announced
 from meridian_broker.topics.snapshots.following import Following
 from meridian_broker.topics.snapshots.requests import Requests
-from meridian_broker.topics.snapshots.told import Told
 from meridian_broker.topics.snapshots.updates import Updates
 from meridian_broker.wire.pulsar import markers, metadata
 from meridian_broker.wire.pulsar.markers import (
@@ -92,7 +92,7 @@ class TopicSnapshots:
         self._updates = Updates(topic, pulsar_regions, self.refuse)
         self._requests = Requests(topic, self.others, pulsar_regions)
         self._following = Following(topic, lambda: self.controller, lambda: wake(self))
-        self._told = Told(topic)
+        self._announced = Announced(topic)
         self._given_up: frozenset[str] = frozenset()
         self._mode = topic.rules.subscription_sync
         self._regions: frozenset[str] = frozenset()
@@ -328,9 +328,9 @@ class TopicSnapshots:
             self.last_marker = max(self.last_marker, result)
             if isinstance(marker, Snapshot):
                 self.last, self.last_ms = marker, topic.scheduler.now_ms()
-                self._told.taken(marker)
+                self._announced.taken(marker)
             elif isinstance(marker, SubscriptionUpdate):
-                self._told.updated(marker)
+                self._announced.updated(marker)
             done(result)
             self._wake(self)
 
@@ -346,12 +346,12 @@ class TopicSnapshots:
         """Whether replicated subscriptions move in another region by snapshots of this one."""
         return self._moves_others and self._settings().enabled
 
-    def told(self) -> dict[str, dict[str, Position]]:
+    def announced(self) -> dict[str, dict[str, Position]]:
         """By subscription that Meridian regions follow by snapshots: per origin, up to where they were told that
         everything is acknowledged; as far as that was since the topic was opened."""
         if self._mode != SNAPSHOT:
             return {}
-        return {name: self._told.of(name) for name in self._wanted()}
+        return {name: self._announced.of(name) for name in self._wanted()}
 
     def held_back(self, subscription: str) -> dict[str, str]:
         """By region of Apache Pulsar that is not told how far the subscription is: why, and what to do."""

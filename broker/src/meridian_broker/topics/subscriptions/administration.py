@@ -31,7 +31,7 @@ LOOK: Final = 3000
 """Entries examined before others run."""
 
 
-class _Nobody:
+class NoClient:
     """Consumer port for acknowledgements without a consumer: nothing is ever sent to it."""
 
     def deliver(
@@ -124,7 +124,7 @@ async def _acknowledge(subscription: Subscription, positions: list[Position]) ->
         for position in positions:
             subscription.cursor.resent.note(position)
     nobody = Consumer(
-        subscription, _Nobody(), 0, "", 0, topic.scheduler.now_ms(), None, None, subscription.cursor.progress.epoch
+        subscription, NoClient(), 0, "", 0, topic.scheduler.now_ms(), None, None, subscription.cursor.progress.epoch
     )
     await confirmed(topic, lambda done: subscription.acknowledge(nobody, positions, None, done))
 

@@ -58,7 +58,24 @@ class Decision(NamedTuple):
 
 
 def told(came: SubscriptionRecord, here: Here, now_ms: int) -> Decision:
-    """Decide on a record of another region."""
+    """Decide on a record of another region.
+
+    ==============  ========  ===========  =======  ==========
+    it says         nothing   a tombstone  our own  replicated
+    ==============  ========  ===========  =======  ==========
+    earlier, ended  bury      nothing      nothing  nothing
+    same, ended     bury      nothing      nothing  nothing
+    later, ended    bury      bury         beside   remove
+    earlier, lives  make      nothing      nothing  nothing
+    same, lives     make      make         update   update
+    later, lives    make      make         refuse   replace
+    ==============  ========  ===========  =======  ==========
+
+    The columns are what is here: a subscription is replicated once other regions know it. Earlier, same, later: its
+    life, compared with that of what is here. An update is ``TURN_ON`` if replication begins by it, and ``NOTHING`` if
+    all of it is known. One that stands in for a damaged one is treated as replicated. Where nothing is here, an expired
+    tombstone is ignored.
+    """
     held = here.held
     known = here.grave if held is None else held
     joined = came if known is None else join_records(known, came)
@@ -77,6 +94,19 @@ def told(came: SubscriptionRecord, here: Here, now_ms: int) -> Decision:
 
 def logged(came: SubscriptionRecord, here: Here) -> Decision:
     """Decide on a record of the progress log; ``here`` results from the records before it.
+
+    ==============  ========  ===========  =======  ==========
+    it says         nothing   a tombstone  our own  replicated
+    ==============  ========  ===========  =======  ==========
+    earlier, ended  bury      bury         beside   beside
+    same, ended     bury      bury         beside   beside
+    later, ended    bury      bury         beside   remove
+    earlier, lives  make      make         replace  replace
+    same, lives     make      make         update   update
+    later, lives    make      make         replace  replace
+    ==============  ========  ===========  =======  ==========
+
+    Columns as in ``told``. An update is ``TURN_ON`` if replication begins by it.
 
     A tombstone after a subscription of a later life, or of one that other regions never knew, does not apply to it:
     a new ledger begins with the subscriptions, and the tombstones follow.

@@ -405,6 +405,11 @@ def whole(subscription: Subscription) -> Whole:
     return Whole(encode_record(subscription.record), subscription.cursor.progress.encode(), first_hand)
 
 
+def count_replicated(subscriptions: Mapping[str, Subscription]) -> int:
+    """How many of them other regions should have as well."""
+    return sum(one.durable and one.replicated for one in subscriptions.values())
+
+
 def _is_known_elsewhere(subscription: Subscription) -> bool:
     return subscription.durable and subscription.record.is_known_elsewhere
 

@@ -3,8 +3,7 @@
 
 A *body* is ``0x0e01 | u32 crc32c | u32 metadata size | metadata | payload``: the part of a SEND that is stored and
 delivered in a MESSAGE. Publishing reads a few facts out of it once (``scan``). Replication appends fields to
-the metadata without touching existing ones (``append_replication``), so that the receiver can remove them
-again and check the rest against the checksum the origin computed (``origin_checksum``, R7).
+the metadata (``origin_fields.py``).
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ from meridian_broker.wire.pulsar.varints import VARINT_CACHE_ENTRIES, read_varin
 MAGIC: Final = 0x0E01
 SOURCE_POSITION_PROPERTY: Final = "__MSG_PROP_REPL_SOURCE_POSITION"
 """Property that names the origin's position as ``ledger:entry``; the name Pulsar uses."""
+SOURCE_KEY: Final = b"\x0a" + varint(len(SOURCE_POSITION_PROPERTY)) + SOURCE_POSITION_PROPERTY.encode()
+"""The same as it begins in encoded metadata."""
 
 _HEAD: Final = struct.Struct(">HII")
 _U32: Final = struct.Struct(">I")
@@ -246,7 +247,7 @@ def _scan_options(body: Body, at: int, end: int, known: tuple[str, int, int]) ->
         elif tag == 0x22:
             length, at = read_varint(body, at + 1)
             stop = at + length
-            if body[at] != 0x0A or body[at : at + len(_SOURCE_KEY)] == _SOURCE_KEY:
+            if body[at] != 0x0A or body[at : at + len(SOURCE_KEY)] == SOURCE_KEY:
                 return None
             length, at = read_varint(body, at + 1)
             at += length
@@ -375,69 +376,3 @@ def build_body(metadata: bytes, payload: bytes) -> bytes:
     """Encoded metadata and payload -> body."""
     covered = _U32.pack(len(metadata)) + metadata + payload
     return b"\x0e\x01" + _U32.pack(crc32c(covered)) + covered
-
-
-def append_replication(
-    body: Body, region: str, ledger: int, entry: int, schema_version: bytes | None = None
-) -> tuple[bytes, int]:
-    """Append an entry's origin to its metadata; existing bytes stay unchanged.
-
-    :param schema_version: the remote's number for the schema, if it differs from ours (R41). The last value of a
-        protobuf field counts, so the appended one replaces the client's.
-    :returns: the new body with updated size and checksum, and the number of bytes appended to the metadata.
-    :raises BodyError: not a valid body.
-    """
-    _, end = metadata_bounds(body)
-    added = _source_fields(region, ledger, entry)
-    if schema_version is not None:
-        added += b"\x82\x01" + varint(len(schema_version)) + schema_version
-    size = _U32.pack(end - _METADATA_AT + len(added))
-    covered = b"".join((size, body[_METADATA_AT:end], added, body[end:]))
-    return b"\x0e\x01" + _U32.pack(crc32c(covered)) + covered, len(added)
-
-
-def _source_fields(region: str, ledger: int, entry: int) -> bytes:
-    name = region.encode()
-    position = f"{ledger}:{entry}".encode()
-    pair = _SOURCE_KEY + b"\x12" + varint(len(position)) + position
-    return b"\x2a" + varint(len(name)) + name + b"\x22" + varint(len(pair)) + pair
-
-
-_SOURCE_KEY: Final = b"\x0a" + varint(len(SOURCE_POSITION_PROPERTY)) + SOURCE_POSITION_PROPERTY.encode()
-
-
-def origin_checksum(body: Body, appended: int) -> int:
-    """The CRC32C the body had before ``appended`` bytes were added to its metadata.
-
-    :raises BodyError: not a valid body, or its metadata is shorter than the appended bytes.
-    """
-    if appended == 0:
-        return crc32c(memoryview(body)[6:])
-    start, end = metadata_bounds(body)
-    if not 0 < appended <= end - start:
-        raise BodyError(f"{appended} bytes cannot have been appended to metadata of {end - start}")
-    view = memoryview(body)
-    checksum = crc32c(_U32.pack(end - start - appended))
-    checksum = crc32c(view[start : end - appended], checksum)
-    return crc32c(view[end:], checksum)
-
-
-def appended_bytes(body: Body, region: str, ledger: int, entry: int) -> int:
-    """How many bytes ``append_replication`` added to a body's metadata; 0: none, it is as its origin stored it.
-
-    :raises BodyError: no body.
-    """
-    start, end = metadata_bounds(body)
-    at = bytes(body[start:end]).rfind(_source_fields(region, ledger, entry))
-    return 0 if at < 0 else end - start - at
-
-
-def strip_appended(body: Body, appended: int) -> bytes:
-    """The body as its origin stored it: ``append_replication`` undone.
-
-    :raises BodyError: as ``origin_checksum``.
-    """
-    start, end = metadata_bounds(body)
-    if not 0 <= appended <= end - start:
-        raise BodyError(f"{appended} bytes cannot have been appended to metadata of {end - start}")
-    return build_body(bytes(body[start : end - appended]), bytes(body[end:]))

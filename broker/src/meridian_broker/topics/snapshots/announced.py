@@ -14,7 +14,7 @@ ENDS_MAX: Final = 1000
 """Snapshots of one topic whose ends are remembered."""
 
 
-class Told:
+class Announced:
     """What others were told of each subscription of one topic since it was opened."""
 
     def __init__(self, topic: Topic) -> None:
