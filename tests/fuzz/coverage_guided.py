@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coverage-guided fuzzing, as a program: ``coverage_guided.py frames|connection DIRECTORY [libFuzzer options]``.
 
-``frames`` compares the decoder with the protobuf parser on streams cut anywhere. ``connection`` speaks to a whole
-broker in this process through the connection that a socket would have: whatever the client says, nothing may be raised
-past the connection, nothing may be logged as a failure of ours, and what was written back must be frames.
+``frames`` compares the decoder with the protobuf parser on streams cut anywhere. ``connection`` talks to a whole broker
+in this process through the connection object that a socket would have: whatever the client sends, no exception may
+leave the connection, no failure of the broker may be logged, and everything written back must be frames.
 
-It ends with an exit code other than 0 at the first finding, which libFuzzer writes into the directory.
+It exits with a code other than 0 at the first finding, which libFuzzer writes into the directory.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ with atheris.instrument_imports(include=["meridian_broker.wire", "meridian_broke
 
 TOPIC = "persistent://public/default/t"
 TURNS_MAX = 200
-"""Turns of the loop that an input gets to be answered in; the later ones wait a little."""
+"""Turns of the loop in which an input may be answered; the later ones wait a little."""
 QUICK_TURNS = 20
 T = pb.BaseCommand
 
 
 def fuzz_frames(data: bytes) -> None:
-    """Three bytes say where to cut the rest."""
+    """The first three bytes say where to cut the rest."""
     stream = data[3:]
     check_stream(stream, [cut * len(stream) // 256 for cut in data[:3]])
 
 
 class Line(asyncio.Transport):
-    """What a connection writes to, kept."""
+    """A transport that keeps what the connection writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,16 +54,16 @@ class Line(asyncio.Transport):
         self._closing = False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Everything is taken."""
+        """Nothing to do: all writes are accepted."""
 
     def write(self, data: Any) -> None:
         self.said += data
 
     def pause_reading(self) -> None:
-        """Nothing more comes anyway."""
+        """Nothing to do: no more data arrives."""
 
     def resume_reading(self) -> None:
-        """Nothing more comes anyway."""
+        """Nothing to do: no more data arrives."""
 
     def is_closing(self) -> bool:
         return self._closing
@@ -76,7 +76,7 @@ class Line(asyncio.Transport):
 
 
 class Failures(logging.Handler):
-    """What the broker calls a failure of its own."""
+    """Collects the errors that the broker logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -87,9 +87,9 @@ class Failures(logging.Handler):
 
 
 def commands(data: bytes) -> bytes:
-    """Frames out of an input: pieces that a size byte goes before, command and payload in turn.
+    """Build frames from an input of pieces after size bytes, command and payload in turn.
 
-    So a change of the input changes commands, not sizes. A size of 255 has the frame's own size be wrong.
+    A change of the input thus changes commands, not sizes. A size of 255 makes the size of the frame wrong.
     """
     stream, at = bytearray(), 0
     while at < len(data):
@@ -107,7 +107,7 @@ def commands(data: bytes) -> bytes:
 
 
 def connection_target(inside: Any, failures: Failures, loop: asyncio.AbstractEventLoop) -> Callable[[bytes], None]:
-    """One input is what one client says after CONNECT."""
+    """An input is what a client sends after CONNECT."""
 
     async def say(stream: bytes) -> None:
         line = Line()
@@ -137,7 +137,7 @@ def connection_target(inside: Any, failures: Failures, loop: asyncio.AbstractEve
 
 
 def frame_seeds(corpus: Path) -> None:
-    """What the decoder knows by heart, three cuts before it."""
+    """Frames that the decoder parses by hand, each after three cuts."""
     body = build_body(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1).SerializeToString(), b"x")
     frames = {
         "send": b"".join(encode.send(1, 2, body, 3)),
@@ -151,11 +151,11 @@ def frame_seeds(corpus: Path) -> None:
 
 
 def command_seeds(corpus: Path) -> None:
-    """One of each command a client may send, about the topic that is there."""
+    """One of each command that a client may send, on the existing topic."""
     known = {"topic": TOPIC, "subscription": "s", "namespace": "public/default", "producer_name": "p"}
     for kind in T.DESCRIPTOR.fields[1:]:
         message = cast("Any", pb).BaseCommand()
-        message.type = kind.number if kind.number in T.Type.values() else T.PING  # they have the same numbers
+        message.type = kind.number if kind.number in T.Type.values() else T.PING  # numbers are the same in both
         inner = getattr(message, kind.name)
         inner.SetInParent()
         for field in inner.DESCRIPTOR.fields:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands of a hostile client, drawn field by field from the protocol's own description.
 
-Most fields are left out or name what exists, so that the client comes far enough to do harm; the others take the ends
-of their types, lengths from nothing to far too much, and repeat up to thousands of times.
+Most fields are omitted or name what exists, so that the client gets far enough to do harm; the others take extreme
+values of their types, lengths from zero to far too much, and repeat up to thousands of times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = pb.BaseCommand
 PRODUCERS: Final = (1, 1, 1, 2)
 CONSUMERS: Final = (1, 1, 2, 2, 3)
 TOPIC: Final = "{topic}"
-"""Stands for the topic in a command that was drawn before there was one."""
+"""Stands for the topic in a command drawn before the topic exists."""
 SUBSCRIPTIONS: Final = ("hostile", "hostile-2")
 
 _ENDS: Final[dict[str, tuple[int, ...]]] = {
@@ -41,10 +41,10 @@ _CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "uuid": ("chunks",),
     "protocol_version": (21,),
 }
-"""Field -> what it holds when the client is not odd about it."""
+"""Field -> its usual values."""
 _KEPT: Final[dict[tuple[str, str], tuple[Any, ...]]] = {
-    # Without authorization anybody may fence or shut out the others of a topic, delete its messages by a seek, or have
-    # whatever runs for a subscription of another name. This client may not: it says nothing that is allowed to hurt.
+    # Without authorization, any client may fence or exclude other producers of a topic, delete its messages by a seek,
+    # or use any subscription. This client may not: it sends nothing that is allowed to do harm.
     ("CommandProducer", "producer_access_mode"): (pb.Shared,),
     ("CommandSubscribe", "subscription"): SUBSCRIPTIONS,
 }
@@ -54,20 +54,20 @@ _REFUSED: Final[dict[str, frozenset[str]]] = {
     "MessageMetadata": _TRANSACTION | {"marker_type", "replicated_from"},
     "CommandAck": _TRANSACTION,
 }
-"""Fields that no client may set: a command that has one gets no further."""
+"""Fields that no client may set: a command with one of them gets no further."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing the client says. ``acks`` > 0: so many of the ids it got are put into the command when it is sent."""
+    """A command of the client. ``acks`` > 0: the number of received ids to put into it when it is sent."""
 
     command: Any
     payload: bytes = b""
     acks: int = 0
 
     def frame(self, topic: str, delivered: list[Any]) -> bytes:
-        """:param topic: the one that it is about.
-        :param delivered: ids that the client was given until now."""
+        """:param topic: the topic of the command.
+        :param delivered: ids of the messages that the client has received."""
         command = pb.BaseCommand()
         command.CopyFrom(self.command)
         inner = getattr(command, _name(command))
@@ -85,14 +85,14 @@ class Step:
         return total.to_bytes(4, "big") + len(encoded).to_bytes(4, "big") + encoded + self.payload
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """For hypothesis, which else shows each line of the command."""
+        """For hypothesis, which would otherwise show each line of the command."""
         command = " ".join(str(self.command).split())
         payload = f", {len(self.payload)} bytes {self.payload[:200]!r}" if self.payload else ""
         printer.text(f"Step({command[:400]}{payload}{f', acks {self.acks}' if self.acks else ''})")
 
 
 def _name(command: Any) -> str:
-    """Of the field that a command has beside its type."""
+    """Name of the field that a command has beside its type."""
     return next(str(field.name) for field, _ in command.ListFields() if field.name != "type")
 
 
@@ -124,7 +124,7 @@ def _value(draw: st.DrawFn, field: Any, known: Mapping[str, tuple[Any, ...]], de
 
 
 def drawn_message(draw: st.DrawFn, descriptor: Any, known: Mapping[str, tuple[Any, ...]], depth: int = 0) -> Any:
-    """A message of that description: required fields, and some of the others."""
+    """A message with this descriptor: required fields, and some of the others."""
     message: Any = GetMessageClass(descriptor)()
     optional = [field.name for field in descriptor.fields if field.label != field.LABEL_REQUIRED]
     if draw(st.integers(0, 9)):
@@ -137,7 +137,7 @@ def drawn_message(draw: st.DrawFn, descriptor: Any, known: Mapping[str, tuple[An
             values = [_value(draw, field, known, depth) for _ in range(draw(st.integers(1, 2)))]
             repeats = draw(st.sampled_from(_SIZES)) if draw(st.integers(0, 9)) == 0 else len(values)
             longest = max((v.ByteSize() if hasattr(v, "ByteSize") else len(str(v))) for v in values)
-            repeats = max(1, min(repeats, 1_000_000 // (longest + 1)))  # some MiB at most, all in all
+            repeats = max(1, min(repeats, 1_000_000 // (longest + 1)))  # a few MiB at most in total
             getattr(message, field.name).extend([values[number % len(values)] for number in range(repeats)])
         elif field.cpp_type == field.CPPTYPE_MESSAGE:
             getattr(message, field.name).CopyFrom(_value(draw, field, known, depth))
@@ -152,13 +152,13 @@ KINDS: Final = (
     "getTopicsOfNamespace", "getSchema", "getOrCreateSchema", "authResponse", "watchTopicList", "watchTopicListClose",
     "newTxn", "addPartitionToTxn", "addSubscriptionToTxn", "endTxn", "tcClientConnectRequest", "connect",
 )  # fmt: skip
-"""What a client may say, by the name of the field of ``BaseCommand``."""
+"""Commands that a client may send, by their fields in ``BaseCommand``."""
 _OFTEN: Final = ("subscribe", "producer", "send", "send", "ack", "ack", "flow", "seek")
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
-    """Any command, about the topic most of the time."""
+    """Any command, usually on the topic."""
     known = {"topic": (TOPIC,), "namespace": ("public/default",)}
     name = draw(st.sampled_from(_OFTEN if draw(st.booleans()) else KINDS))
     field = T.DESCRIPTOR.fields_by_name[name]
@@ -173,7 +173,7 @@ def steps(draw: st.DrawFn) -> Step:
 
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
-    """What follows SEND: metadata and a payload, seldom broken."""
+    """What follows SEND: metadata and a payload, rarely broken."""
     metadata = drawn_message(draw, pb.MessageMetadata.DESCRIPTOR, {"replicate_to": ("us",)})
     payload = draw(st.sampled_from((b"", b"x", b"hostile" * 10, bytes(300), b"\x78\x9c" + bytes(100))))
     body = build_body(metadata.SerializePartialToString(), payload)
@@ -181,7 +181,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 
 
 def opening() -> list[Step]:
-    """What gets the client somewhere: a producer, consumers of both kinds of subscriptions, and permits."""
+    """A beginning for the client: a producer, consumers on a Shared and a Key_Shared subscription, and permits."""
     made: list[tuple[int, Any]] = [
         (T.PRODUCER, pb.CommandProducer(topic=TOPIC, producer_id=1, request_id=1, producer_name="hostile"))
     ]

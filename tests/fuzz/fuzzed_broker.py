@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker in the fuzzer's own loop, an honest pair of clients on it, and the watch over its loop's turns."""
+"""A broker in the fuzzer's event loop, a pair of honest clients, and measurement of the loop's turns."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from turns import LongestTurn
 
 TOPICS = "persistent://public/default"
 HONEST_SECONDS_MAX = 10
-"""An honest message takes milliseconds; this is for a machine that is busy with something else."""
+"""An honest message takes milliseconds; this allows for a busy machine."""
 TURN_SECONDS_MAX = 0.050
 TRIES = 3
-"""What takes long once only, as a module that is loaded or memory that is mapped, is nothing to attack with."""
+"""What is slow only once, such as loading a module or mapping memory, is no attack."""
 T = pb.BaseCommand
 
 
@@ -50,7 +50,7 @@ class Pair:
         return cls(line, topic)
 
     async def pass_one(self) -> None:
-        """Publish a message and consume until it is there."""
+        """Publish a message, and consume until it arrives."""
         number = next(self._sequence)
         wanted = b"honest-%d" % number
         self.line.say(T.FLOW, pb.CommandFlow(consumer_id=1, messagePermits=1000))
@@ -70,7 +70,7 @@ class Pair:
 
 
 class FuzzedBroker:
-    """Enter it for a broker with an honest pair on a topic of its own."""
+    """A context manager: a running broker, with an honest pair on a topic of its own."""
 
     def __init__(self, directory: Path) -> None:
         self.port, self.http_port = free_port(), free_port()
@@ -95,8 +95,8 @@ class FuzzedBroker:
         self._loop.close()
 
     def run(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """:param story: tells it anew with each call.
-        :raises AssertionError: the broker failed, or kept its loop from everybody else.
+        """:param story: returns the story anew with each call.
+        :raises AssertionError: the broker failed, or blocked its event loop.
         """
         self._done += 1
         if self._done % 100 == 0:
@@ -106,11 +106,11 @@ class FuzzedBroker:
             longest.append(self._longest_turn_of(story()))
         assert not self._failures.found, self._failures.found.pop()
         shown = ", ".join(f"{seconds * 1000:.0f}" for seconds in longest)
-        assert min(longest) <= TURN_SECONDS_MAX, f"turns of the loop took {shown} ms of processor time"
+        assert min(longest) <= TURN_SECONDS_MAX, f"turns of the loop took {shown} ms of CPU time"
 
     def _longest_turn_of(self, story: Coroutine[Any, Any, None]) -> float:
         self.turns.longest = 0.0
-        gc.disable()  # what a collection of the drawn scripts takes is nobody's turn
+        gc.disable()  # collecting the drawn scripts is not part of a turn
         try:
             self._loop.run_until_complete(story)
         finally:
@@ -119,9 +119,9 @@ class FuzzedBroker:
 
 
 def fuzz(directory: Path, seconds: float, round_on: Callable[[FuzzedBroker, int, float], int]) -> int:
-    """Rounds, each from a seed of its own on a new broker, until the time is up; says how many scripts they told.
+    """Run rounds, each with a new seed and broker, until the time is up; return the number of scripts.
 
-    :param round_on: a broker, a seed, and the end by the monotonic clock -> how many scripts.
+    :param round_on: broker, seed and end by the monotonic clock -> number of scripts.
     """
     end, done = time.monotonic() + seconds, 0
     while time.monotonic() < end:

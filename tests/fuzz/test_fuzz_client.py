@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hostile client beside honest ones, on real sockets, until the time is up (``FUZZ_SECONDS``, default 60).
 
-Whatever it says: an honest producer and consumer on the same topic, and a pair on another one, get their messages, no
-turn of the broker's loop takes more than 50 ms of processor time, and the broker logs no failure of its own.
+Whatever it sends, an honest producer and consumer on the same topic, and a pair on another one, get their messages, no
+turn of the broker's loop takes more than 50 ms of CPU time, and the broker logs no failure of its own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from support.protocol.raw_connection import RawConnection
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "60"))
 ROUND = settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 ANSWER_SECONDS = 0.003
-"""So long the client waits for what the broker says to a step, most of the time."""
+"""How long the client waits for an answer to a step."""
 T = pb.BaseCommand
 
 
 class Hostile:
-    """Says its steps, and keeps the ids of what it is given."""
+    """Sends its steps, and keeps the ids of the messages that it receives."""
 
     def __init__(self, port: int, topic: str) -> None:
         self._port = port
@@ -56,7 +56,7 @@ class Hostile:
             await asyncio.gather(listening, return_exceptions=True)
 
     async def _answered(self) -> None:
-        """The broker has said something since, or will not at once."""
+        """Wait until the broker answers, or does not answer soon."""
         self._heard.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._heard.wait(), ANSWER_SECONDS)
@@ -71,7 +71,7 @@ class Hostile:
 
 
 async def live_beside(broker: FuzzedBroker, topic: str, script: list[Step]) -> None:
-    """:raises AssertionError, TimeoutError: somebody honest was harmed."""
+    """:raises AssertionError, TimeoutError: an honest client was harmed."""
     attacked = await Pair.open(broker.port, topic)
     async with broker.turns.watching():
         await Hostile(broker.port, topic).live(script)
@@ -81,14 +81,14 @@ async def live_beside(broker: FuzzedBroker, topic: str, script: list[Step]) -> N
 
 
 def scripts() -> st.SearchStrategy[list[Step]]:
-    """What the client says, most of the time after it has got somewhere."""
+    """Scripts of the client, most of them after ``opening``."""
     drawn = st.lists(steps(), min_size=5, max_size=15)
     begun = drawn.map(lambda more: [*opening(), *more])
     return st.one_of(begun, begun, begun, drawn)
 
 
 def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
-    """Scripts from that seed on, until the time is up; says how many."""
+    """Run scripts from this seed until the time is up; return their number."""
     done, topics = 0, itertools.count()
 
     @seed(number)
@@ -108,4 +108,4 @@ def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
 def test_fuzz_client(tmp_path: Path) -> None:
     done = fuzz(tmp_path, SECONDS, round_on)
     print(f"client: {done} scripts in {SECONDS:.0f} s")
-    assert done > 20, "hardly anything was tried"
+    assert done > 20, "too few scripts were tried"

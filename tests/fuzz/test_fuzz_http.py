@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile requests to the HTTP port, on real sockets, until the time is up (``FUZZ_SECONDS``, default 60).
 
-Drawn from the table of routes, with odd names, queries, headers and bodies, and with bytes that are no HTTP. Whatever
-comes: it is answered or its connection ends, never with 500; an honest request is answered, an honest message passes,
-no turn of the broker's loop takes more than 50 ms of processor time, and the broker logs no failure of its own.
+Requests are drawn from the table of routes, with odd names, queries, headers and bodies, and with bytes that are not
+HTTP. Each is answered, never with 500, or its connection ends; an honest request is answered, an honest message passes,
+no turn of the broker's loop takes more than 50 ms of CPU time, and the broker logs no failure of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAMES: Final = {
     "table": ("entries", "progress"),
     "version": ("0",),
 }
-"""What a path names when the client is not odd about it: nothing that the honest ones use."""
+"""Usual names in a path; honest clients use none of these."""
 ODD: Final = (
     "", ".", "..", "x" * 300, "a b", "a\x1b[2Jb", "a\nb", "ä", "%00", "a/b", "-1", "0", "9" * 30, "1e9", "null", "*",
     "re:(a|a)+$", "t-partition-99999", "__change_events",
@@ -54,7 +54,7 @@ _SEGMENT: Final = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 @dataclass(frozen=True)
 class Request:
-    """What is written on a new connection, and whether the client then ends its half of it."""
+    """Data sent on a new connection, and whether the client then closes its half of it."""
 
     data: bytes
     ends: bool
@@ -86,7 +86,7 @@ def bodies() -> st.SearchStrategy[bytes]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """One request; in one of ten something is wrong with its HTTP."""
+    """A request; one in ten is malformed."""
     route = draw(st.sampled_from(ROUTES))
     known = draw(st.integers(0, 3)) > 0
 
@@ -125,7 +125,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 async def say(port: int, request: Request) -> bytes:
-    """Whatever is answered until nothing more comes for a moment, or the connection ends."""
+    """The answer up to its status line, or what arrives before 50 ms have passed or the connection ends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     said = b""
     try:
@@ -136,7 +136,7 @@ async def say(port: int, request: Request) -> bytes:
             while b"\r\n" not in said and (data := await reader.read(1 << 16)):
                 said += data
     except (ConnectionError, TimeoutError):
-        pass  # an incomplete request waits for its rest, up to the server's deadline
+        pass  # the server waits for the rest of an incomplete request, up to its deadline
     finally:
         writer.close()
     return said
@@ -157,7 +157,7 @@ async def live_beside(broker: FuzzedBroker, script: list[Request]) -> None:
 
 
 def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
-    """Scripts from that seed on, until the time is up; says how many."""
+    """Run scripts from this seed until the time is up; return their number."""
     done = 0
 
     @seed(number)
@@ -177,4 +177,4 @@ def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
 def test_fuzz_http(tmp_path: Path) -> None:
     done = fuzz(tmp_path, SECONDS, round_on)
     print(f"http: {done} scripts in {SECONDS:.0f} s")
-    assert done > 20, "hardly anything was tried"
+    assert done > 20, "too few scripts were tried"

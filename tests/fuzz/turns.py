@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the turns of an event loop are, by the processor's clock: what else the machine does is not counted."""
+"""Measures the turns of an event loop in CPU time, so that other work of the machine does not count."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 
 
 class LongestTurn:
-    """The longest turn while somebody watches, in seconds of the loop's thread."""
+    """The longest turn inside ``watching``, in seconds of CPU time of the loop's thread."""
 
     def __init__(self) -> None:
         self.longest = 0.0
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """The loop never sleeps meanwhile: a turn is what lies between two calls of the watch."""
+        """The loop never sleeps meanwhile: a turn is the time between two calls of ``watch``."""
         loop = asyncio.get_running_loop()
         watches = True
         before = time.thread_time()

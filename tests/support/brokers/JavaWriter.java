@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes ledgers with BookKeeper's own client, for our tests: one that is closed, one that is striped and closed, and
-// one whose writer ends without a word. Prints their ids. Arguments: the metadata service's URI, and a number of entries.
+// Writes ledgers with BookKeeper's own client, for our tests: a closed one, a striped and closed one, and one whose writer
+// dies without closing it. Prints their ids. Arguments: the metadata service's URI, and the number of entries.
 import java.nio.charset.StandardCharsets;
 import java.util.Map;
 import org.apache.bookkeeper.client.api.BookKeeper;

@@ -26,7 +26,7 @@ BROKER_STEP: Final = 2
 """Distance between the ports of two brokers of a region."""
 _held: Final[list[socket.socket]] = []
 _given: Final[set[int]] = set()
-"""By ``free_base_port``: those of further brokers are in the columns of others."""
+"""Ports given by ``free_base_port``; those of additional brokers are in other columns."""
 
 
 def free_port() -> int:
@@ -47,7 +47,7 @@ def free_base_port(regions: int, brokers: int = 1) -> int:
 
 
 def _each_column() -> Iterator[int]:
-    """The first of the ports ten apart in blocks of our own. Those beside a block's first port stay unused."""
+    """First ports of series ten apart, in this process's blocks. The series of a block's first port stays unused."""
     first = random.Random(os.getpid()).randrange(BLOCKS)
     for number in itertools.islice(itertools.count(first), BLOCKS):
         block = FIRST + BLOCK * (number % BLOCKS)

@@ -80,7 +80,7 @@ class S3Server:
         }
 
     def objects(self) -> list[Path]:
-        """All objects."""
+        """The files of all objects."""
         return sorted(path for path in self.bucket.rglob("*") if path.is_file())
 
     def start(self) -> None:

@@ -22,7 +22,7 @@ from support.brokers.broker_process import (
 
 
 def kill_etcds(data_dir: Path) -> None:
-    """They outlive a supervisor that is killed: brokers that drain need them until the end."""
+    """They outlive a killed supervisor: draining brokers need them until the end."""
     for file in data_dir.glob("*/etcd/etcd.pid"):
         pid = int(file.read_text())
         with contextlib.suppress(OSError):
