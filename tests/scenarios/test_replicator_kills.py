@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -32,12 +33,14 @@ def region(name: str, directory: Path) -> BrokerProcess:
 
 async def connect(broker: BrokerProcess) -> PulsarClientConnection:
     while True:
-        try:
+        with contextlib.suppress(ClientError):
             connection = await PulsarClientConnection.connect(broker.service_url)
-            await connection.lookup(TOPIC)
-            return connection
-        except ClientError:
-            await asyncio.sleep(0.05)
+            try:
+                await connection.lookup(TOPIC)
+                return connection
+            except ClientError:
+                await connection.close()
+        await asyncio.sleep(0.05)
 
 
 async def publish(broker: BrokerProcess, stop: asyncio.Event, stored: dict[int, Position]) -> int:
