@@ -21,7 +21,7 @@ DROPS = [
 ]
 bounds = st.sampled_from([place for place in PLACES if place.entry >= 0 or place == EARLIEST])
 """Bounds of a rewind are entries of the chain."""
-plans = st.lists(st.integers(0, len(DROPS) - 1).map(DROPS.__getitem__), max_size=8)
+plans = st.lists(st.sampled_from(DROPS), max_size=8)
 many = settings(max_examples=500, deadline=None)
 
 

@@ -22,7 +22,6 @@ from support.worlds.progress_model import (
     build,
     histories,
     many,
-    pick,
     plans,
     publish_time,
     reads,
@@ -189,7 +188,7 @@ def merged(progress: Progress, done: dict[str, Position]) -> Progress:
     return result
 
 
-all_acks = pick([(region, EARLIEST, upto) for region in REGIONS for upto in ACKABLE])
+all_acks = st.sampled_from([(region, EARLIEST, upto) for region in REGIONS for upto in ACKABLE])
 
 
 @many

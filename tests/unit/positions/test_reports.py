@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions import ZERO, Beginning, Position, Progress, Stamp
@@ -14,18 +16,20 @@ REGIONS = ("us", "eu", "ap")
 ENTRIES = 6
 
 places = st.dictionaries(st.sampled_from(REGIONS[:2]), st.integers(0, ENTRIES).map(lambda n: Position(1, n)))
-stamps = st.tuples(st.integers(1, 3), st.sampled_from(REGIONS)).map(lambda at: Stamp(at[0], 0, at[1]))
+# One draw of a ready-made value instead of several that make one.
+stamps = st.sampled_from([Stamp(time, 0, region) for time, region in product(range(1, 4), REGIONS)])
+maybe, acked = st.booleans(), st.sets(st.integers(0, ENTRIES))
 reports = st.dictionaries(st.sampled_from(REGIONS), st.builds(Report, stamps, st.integers(0, 2), places))
 
 
 @st.composite
 def progresses(draw: st.DrawFn) -> Progress:
     progress = Progress()
-    if draw(st.booleans()):
+    if draw(maybe):
         progress.begin(Beginning(ZERO, draw(stamps), {}))
-    for entry in draw(st.sets(st.integers(0, ENTRIES))):
+    for entry in draw(acked):
         progress.ack(ZERO, "us", Position(1, entry - 1), Position(1, entry))
-    if draw(st.booleans()):
+    if draw(maybe):
         progress.rewind(draw(stamps), {"us": (Position(1, 1), Position(1, 4))})
     progress.reports = draw(reports)
     return progress
@@ -95,11 +99,11 @@ class Region:
 
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("ack"), st.sampled_from(REGIONS), st.integers(0, ENTRIES - 1)),
-        st.tuples(st.just("drop"), st.sampled_from(REGIONS), st.integers(0, ENTRIES - 1)),
-        st.tuples(st.just("rewind"), st.sampled_from(REGIONS), st.integers(0, ENTRIES - 2)),
-        st.tuples(st.just("report"), st.sampled_from(REGIONS), st.just(0)),
-        st.tuples(st.sampled_from(REGIONS), st.sampled_from(REGIONS), st.just(0)),
+        st.sampled_from([*product(["ack"], REGIONS, range(ENTRIES))]),
+        st.sampled_from([*product(["drop"], REGIONS, range(ENTRIES))]),
+        st.sampled_from([*product(["rewind"], REGIONS, range(ENTRIES - 1))]),
+        st.sampled_from([*product(["report"], REGIONS, [0])]),
+        st.sampled_from([*product(REGIONS, REGIONS, [0])]),
     ),
     max_size=60,
 )

@@ -13,7 +13,7 @@ from meridian_broker.positions import EARLIEST, ZERO, Position, Progress, Stamp
 from meridian_broker.positions.layer import Layer
 from meridian_broker.positions.layers import LAYERS_MAX, Layers
 from meridian_broker.positions.runset import RunSet
-from support.worlds.progress_model import RUNS, pick
+from support.worlds.progress_model import RUNS
 
 ENTRIES = 40
 REWINDS = 2 * LAYERS_MAX
@@ -239,7 +239,7 @@ def test_an_acknowledgement_is_noted_once_for_all_seeks_by_time(monkeypatch: pyt
     assert max(costs) < 40
 
 
-runs = st.lists(pick(RUNS), max_size=3)
+runs = st.lists(st.sampled_from(RUNS), max_size=3)
 
 
 def acked_in_parts(by_seek: list[tuple[Position, Position]], once: list[tuple[Position, Position]]) -> Progress:

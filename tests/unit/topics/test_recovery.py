@@ -17,7 +17,7 @@ from meridian_broker.topics.journal.subscription_record import SubscriptionRecor
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.lifecycle import replay
 from meridian_broker.topics.topic import Topic
-from support.worlds.progress_model import RUNS, histories, many, pick, plans, run
+from support.worlds.progress_model import RUNS, histories, many, plans, run
 from support.worlds.topic_of_one_region import Region
 
 NAMES = ("a", "a", "b")
@@ -63,7 +63,7 @@ def dropped(plan: list[Any]) -> Dropped:
 
 
 deltas = st.tuples(st.sampled_from((Kind.ACKED,) * 4 + (Kind.MERGED,) * 2 + (Kind.PROGRESS, Kind.FLOORS)), plans)
-drop_records = st.tuples(st.just(Kind.DROPPED), st.lists(pick(DROPS), min_size=1, max_size=4))
+drop_records = st.tuples(st.just(Kind.DROPPED), st.lists(st.sampled_from(DROPS), min_size=1, max_size=4))
 others = st.one_of(
     st.tuples(st.just(Kind.FIRST_HAND), plans),
     st.tuples(st.just(Kind.SUBSCRIPTION), st.tuples(st.booleans(), st.integers(0, 1))),

@@ -38,6 +38,8 @@ u64 = st.one_of(st.sampled_from([*EDGES, (1 << 64) - 1]), st.integers(0, (1 << 6
 u32 = st.one_of(st.sampled_from([n for n in EDGES if n < 1 << 32]), st.integers(0, (1 << 32) - 1))
 i32 = st.one_of(st.sampled_from([0, 1, 127, 128, 16384, -1]), st.integers(-(1 << 31), (1 << 31) - 1))
 maybe = st.booleans()
+sixth, tenth = st.integers(0, 5), st.integers(0, 9)  # made once: a strategy costs more than what is drawn from it
+payloads, texts, later = st.binary(max_size=40), st.text(max_size=8), st.integers(69, 999)
 
 
 def frame(base: bytes, payload: bytes = b"") -> bytes:
@@ -57,7 +59,7 @@ def body(payload: bytes = b"hello", **fields: Any) -> bytes:
 
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
-    return body(draw(st.binary(max_size=40)))
+    return body(draw(payloads))
 
 
 @st.composite
@@ -71,46 +73,56 @@ def sends(draw: st.DrawFn) -> pb.CommandSend:
         send.is_chunk = draw(maybe)
     if draw(maybe):
         send.marker = draw(maybe)
-    if draw(st.integers(0, 9)) == 0:
+    if draw(tenth) == 0:
         send.message_id.ledgerId, send.message_id.entryId = draw(u64), draw(u64)
-    if draw(st.integers(0, 9)) == 0:
+    if draw(tenth) == 0:
         send.origin.region, send.origin.ledger, send.origin.prev_entry = "west", draw(u32), -1
-    if draw(st.integers(0, 9)) == 0:
+    if draw(tenth) == 0:
         send.txnid_most_bits = draw(u64)
     return send
 
 
+ack_types = st.sampled_from([pb.CommandAck.Individual, pb.CommandAck.Cumulative])
+one_or_two_ledgers = st.lists(u64, min_size=1, max_size=2)
+numbers_of_ids = st.sampled_from([0, 1, 1, 2, 7, 60, 1000])
+some_of = {count: st.lists(st.integers(0, count - 1), min_size=1, max_size=4) for count in (1, 2, 7, 60, 1000)}
+
+
 @st.composite
 def acks(draw: st.DrawFn) -> pb.CommandAck:
-    ack = pb.CommandAck(
-        consumer_id=draw(u64), ack_type=draw(st.sampled_from([pb.CommandAck.Individual, pb.CommandAck.Cumulative]))
-    )
-    ledgers = draw(st.lists(u64, min_size=1, max_size=2))
-    for _ in range(draw(st.sampled_from([0, 1, 1, 2, 7, 60, 1000]))):
-        one = ack.message_id.add(ledgerId=ledgers[len(ack.message_id) % len(ledgers)], entryId=len(ack.message_id) * 97)
-        if draw(st.integers(0, 199)) == 0:
-            one.partition = draw(i32)
-        if draw(st.integers(0, 199)) == 0:
-            one.ack_set.extend([-1, 5])
-            one.batch_size = 70
-    if draw(st.integers(0, 5)) == 0 and ack.message_id:
+    ack = pb.CommandAck(consumer_id=draw(u64), ack_type=draw(ack_types))
+    ledgers = draw(one_or_two_ledgers)
+    count = draw(numbers_of_ids)
+    for number in range(count):
+        ack.message_id.add(ledgerId=ledgers[number % len(ledgers)], entryId=number * 97)
+    if count and draw(sixth) == 0:
+        for number in draw(some_of[count]):
+            ack.message_id[number].partition = draw(i32)
+    if count and draw(sixth) == 0:
+        for number in draw(some_of[count]):
+            ack.message_id[number].ack_set[:] = [-1, 5]
+            ack.message_id[number].batch_size = 70
+    if draw(sixth) == 0 and ack.message_id:
         ack.message_id[0].entryId = draw(u64)
     if draw(maybe):
         ack.request_id = draw(u64)
-    if draw(st.integers(0, 9)) == 0:
+    if draw(tenth) == 0:
         ack.validation_error = ack.ChecksumMismatch
-    if draw(st.integers(0, 9)) == 0:
+    if draw(tenth) == 0:
         ack.txnid_least_bits = draw(u64)
-    if draw(st.integers(0, 9)) == 0:
+    if draw(tenth) == 0:
         ack.properties.add(key="k", value=1)
     return ack
+
+
+kinds = st.sampled_from(["send", "ack", "flow", "ping", "subscribe", "message", "unknown", "barrier"])
 
 
 @st.composite
 def commands(draw: st.DrawFn) -> tuple[pb.BaseCommand, bytes]:
     """A command and its payload, as a client would send it."""
     base = pb.BaseCommand()
-    kind = draw(st.sampled_from(["send", "ack", "flow", "ping", "subscribe", "message", "unknown", "barrier"]))
+    kind = draw(kinds)
     payload = b""
     if kind == "send":
         base.type = base.SEND
@@ -127,7 +139,7 @@ def commands(draw: st.DrawFn) -> tuple[pb.BaseCommand, bytes]:
         base.ping.SetInParent()
     elif kind == "subscribe":
         base.type = base.SUBSCRIBE
-        base.subscribe.topic, base.subscribe.subscription = draw(st.text(max_size=8)), "s"
+        base.subscribe.topic, base.subscribe.subscription = draw(texts), "s"
         base.subscribe.subType = base.subscribe.Shared
         base.subscribe.consumer_id, base.subscribe.request_id = draw(u64), draw(u64)
     elif kind == "message":
@@ -139,7 +151,7 @@ def commands(draw: st.DrawFn) -> tuple[pb.BaseCommand, bytes]:
         base.type = base.BARRIER
         base.barrier.number = draw(u64)
     else:
-        base.type = draw(st.integers(69, 999))
+        base.type = draw(later)
     return base, payload
 
 
@@ -240,13 +252,15 @@ def raw_varint(number: int, extra: int = 0) -> bytes:
     return bytes(encoded)
 
 
-@st.composite
-def odd_fields(draw: st.DrawFn, tags: list[int]) -> bytes:
+def odd_fields(tags: list[int]) -> st.SearchStrategy[bytes]:
     """Fields of the given varint tags in any order, repeated, padded, with unknown ones between them."""
-    out = b""
-    for tag in draw(st.lists(st.sampled_from([*tags, 15 << 3, 200 << 3]), max_size=5)):
-        out += raw_varint(tag) + raw_varint(draw(st.sampled_from(EDGES)), draw(st.integers(0, 1)))
-    return out
+    field = st.builds(
+        lambda tag, number, extra: raw_varint(tag) + raw_varint(number, extra),
+        st.sampled_from([*tags, 15 << 3, 200 << 3]),
+        st.sampled_from(EDGES),
+        st.integers(0, 1),
+    )
+    return st.lists(field, max_size=5).map(b"".join)
 
 
 @THOROUGH
@@ -284,17 +298,22 @@ def test_odd_acks_agree_with_protobuf(ids: list[tuple[int, int, int, bool, bytes
     assert decoder.feed(frame(command)) == wanted  # again, with the ledgers remembered
 
 
+edge_ids = st.lists(st.tuples(st.sampled_from(EDGES), st.sampled_from(EDGES)), min_size=1, max_size=2)
+few, fourth, any_byte = st.integers(2, 8), st.integers(0, 3), st.integers(0, 255)
+mostly_no_request, mostly_individual = st.sampled_from([None, None, None, 7]), st.sampled_from([0, 0, 0, 1])
+
+
 @st.composite
 def similar_acks(draw: st.DrawFn) -> list[bytes]:
     """Equal or nearly equal commands of many consumers: ids of few entries, some bytes changed."""
-    ids = draw(st.lists(st.tuples(st.sampled_from(EDGES), st.sampled_from(EDGES)), min_size=1, max_size=2))
+    ids = draw(edge_ids)
+    one_or_two = st.lists(st.sampled_from(ids), min_size=1, max_size=2)
     found = []
-    for _ in range(draw(st.integers(2, 8))):
-        some = draw(st.lists(st.sampled_from(ids), min_size=1, max_size=2))
-        request_id = draw(st.sampled_from([None, None, None, 7]))
-        command = bytearray(encode.ack(draw(u64), draw(st.sampled_from([0, 0, 0, 1])), some, request_id)[8:])
-        if draw(st.integers(0, 3)) == 0:
-            command[draw(st.integers(3, len(command) - 1))] = draw(st.integers(0, 255))
+    for _ in range(draw(few)):
+        some, request_id = draw(one_or_two), draw(mostly_no_request)
+        command = bytearray(encode.ack(draw(u64), draw(mostly_individual), some, request_id)[8:])
+        if draw(fourth) == 0:
+            command[draw(st.integers(3, len(command) - 1))] = draw(any_byte)
         found.append(bytes(command))
     return found
 
