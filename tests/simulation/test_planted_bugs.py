@@ -66,6 +66,7 @@ BY_STORIES = (
     "sync-a-parked-event-was-heard",
     "sync-a-tombstone-goes-early",
     "sync-an-event-is-applied-twice",
+    "sync-a-writer-knows-only-what-it-replaced",
     "sync-an-expelled-region-deleted-nothing",
     "sync-partitions-become-fewer",
     "sync-the-horizon-is-one-regions-word",

@@ -243,8 +243,9 @@ async def _write_again(
 
 
 def _seen(comparison: Comparison, path: str, region: str) -> Written | None:
-    """What the writer of the peer's state saw at the path, as far as can be told: our state, unless we wrote it and the
-    peer had not heard of that when its state was written. Then the two regions wrote without knowing of each other.
+    """What the writer of the peer's state saw at the path, as far as marks tell: our state, unless we wrote it and the
+    peer had not heard of that when its state was written. Then the two regions wrote without knowing of each other,
+    unless the state itself says that its writer knew ours (``Stamped.knew``): marks lag behind what was applied.
 
     Whether it has heard of it since then does not matter."""
     known, state, digest = comparison.here.get(path), comparison.there.get(path), comparison.digest
