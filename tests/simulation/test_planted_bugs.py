@@ -67,6 +67,7 @@ BY_STORIES = (
     "sync-a-region-that-was-away-expels",
     "sync-a-tombstone-goes-early",
     "sync-an-event-is-applied-twice",
+    "sync-a-writer-knows-only-what-it-replaced",
     "sync-an-expelled-region-deleted-nothing",
     "sync-partitions-become-fewer",
     "sync-the-horizon-is-one-regions-word",

@@ -373,6 +373,14 @@ def metadata_messages() -> list[events.Message]:
     return [events.Changes("us-east", changed), events.Mark("us-east", (TIME_MS, 4), heard)]
 
 
+def metadata_message_of_writers() -> events.Changes:
+    """As one of them, with what its writer knew."""
+    earlier = Stamped(Stamp(TIME_MS - 5, 0, "us-west"), None, 1)
+    state = Stamped(Stamp(TIME_MS, 3, "us-east"), b"60", 1).following(earlier)
+    path = "/geo/namespaces/shop/orders/policies/message_ttl_in_seconds"
+    return events.Changes("us-east", (events.Event(path, state, (1, Stamp(TIME_MS - 4, 0, "us-east"))),))
+
+
 OFFLOADED_LEDGER = 4711
 
 
@@ -415,6 +423,7 @@ def small_files() -> dict[str, bytes]:
         files[f"peer-{type(message).__name__.lower()}.bin"] = codec.encode(message)
     for one in metadata_messages():
         files[f"metadata-{type(one).__name__.lower()}.bin"] = events.encode(one)
+    files["metadata-changes-2.bin"] = events.encode(metadata_message_of_writers())
     return files
 
 

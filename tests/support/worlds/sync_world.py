@@ -5,7 +5,8 @@ Everything of ``metadata/sync`` is real. Simulated are the stores, durable and i
 region's messages in order; and clocks. Each request to a store is a step, so tasks that run concurrently in a region
 can be interleaved, and a broker can die between any two requests.
 
-The world checks at each write that no region replaces a state by one that it beats, even once its tombstone is gone.
+The world checks at each write that no region replaces a state by one that it beats, even once its tombstone is gone,
+and that no conflict is recorded between two states of which the writer of one knew the other.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from meridian_broker.metadata.sync.reading import read_moment
 from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, moment, newest
 from meridian_broker.positions.clock import HybridClock, Stamp
+from support.worlds.sync_histories import Histories
 
 START_MS = 1_000_000_000_000
 
@@ -64,8 +66,9 @@ class Broken(AssertionError):
 class StoreInMemory:
     """One region's store: durable, with one step per request."""
 
-    def __init__(self, region: str) -> None:
+    def __init__(self, region: str, histories: Histories | None = None) -> None:
         self.region = region
+        self.histories = histories or Histories()
         self.records: dict[str, Record] = {}
         self.highest: dict[str, Stamped] = {}
         """By path, the latest state that was ever stored here."""
@@ -105,19 +108,20 @@ class StoreInMemory:
         if any(self._version_of(check.path) != check.version for check in checks):
             return None
         self._version += 1
-        version = self._version
+        touched = {operation.path.removeprefix(paths.TOMBSTONES) for operation in operations}
+        replaced = {path: self.state(path) for path in touched if paths.scope_of(path)}
         for operation in operations:
             if isinstance(operation, Put):
-                self.records[operation.path] = Record(operation.value, version)
-                if operation.path.startswith(paths.CONFLICTS):
-                    conflict = conflict_from_store(operation.path, operation.value)
-                    if not conflict.won.stamp.region:
-                        self.set_aside.add((operation.path.removeprefix(paths.CONFLICTS), conflict.lost.stamp))
+                self.records[operation.path] = Record(operation.value, self._version)
             else:
                 self.records.pop(operation.path, None)
-        for path in {operation.path for operation in operations}:
-            self._check(path.removeprefix(paths.TOMBSTONES))
-        done = Committed(version, [Change(one.path, self.records.get(one.path)) for one in operations])
+        self.histories.note(self.region, replaced, {path: self.state(path) for path in replaced})
+        for path in touched:
+            self._check(path)
+        for operation in operations:
+            if isinstance(operation, Put) and operation.path.startswith(paths.CONFLICTS):
+                self._check_conflict(operation.path.removeprefix(paths.CONFLICTS), operation)
+        done = Committed(self._version, [Change(one.path, self.records.get(one.path)) for one in operations])
         await step()
         return done
 
@@ -146,13 +150,20 @@ class StoreInMemory:
         return {path: state for path, state in found.items() if state is not None}
 
     def copy(self) -> StoreInMemory:
-        other = StoreInMemory(self.region)
+        other = StoreInMemory(self.region, self.histories)
         other.records, other.highest, other._version = dict(self.records), dict(self.highest), self._version
         return other
 
     def _version_of(self, path: str) -> int:
         record = self.records.get(path)
         return ABSENT if record is None else record.version
+
+    def _check_conflict(self, path: str, put: Put) -> None:
+        conflict = conflict_from_store(put.path, put.value)
+        if not conflict.won.stamp.region:
+            self.set_aside.add((path, conflict.lost.stamp))
+        if self.histories.is_false(path, conflict):
+            raise Broken(f"{self.region} lists a conflict at {path}: {conflict.won} knew {conflict.lost}")
 
     def _check(self, path: str) -> None:
         if paths.scope_of(path) is None:
@@ -252,7 +263,8 @@ class SyncWorld:
         self.names = list(names)
         self.topic: dict[str, list[bytes]] = {name: [] for name in names}
         self.tasks: list[Task] = []
-        self.regions = {name: SyncRegion(name, StoreInMemory(name)) for name in names}
+        self.histories = Histories()
+        self.regions = {name: SyncRegion(name, StoreInMemory(name, self.histories)) for name in names}
         self.on_event: Callable[[str, str, Event], None] | None = None
         for region in self.regions.values():
             region.readers = {name: Reader() for name in names}

@@ -174,8 +174,16 @@ def test_progress_records_are_read(kind: changes.Kind) -> None:
 def test_messages_about_metadata_are_read(expected: events.Message) -> None:
     data = golden(f"metadata-{type(expected).__name__.lower()}.bin")
     assert events.decode(data) == expected
-    with pytest.raises(ValueError, match="format 2; this version reads 1: upgrade this region"):
-        events.decode(b"\x02" + data[1:])
+    with pytest.raises(ValueError, match="format 3; this version reads 1 and 2: upgrade this region"):
+        events.decode(b"\x03" + data[1:])
+
+
+def test_what_writers_of_metadata_knew_is_read() -> None:
+    expected = world.metadata_message_of_writers()
+    found = events.decode(golden("metadata-changes-2.bin"))
+    assert found == expected
+    assert isinstance(found, events.Changes)
+    assert [one.state.knows for one in found.events] == [one.state.knows for one in expected.events]
 
 
 @pytest.mark.parametrize("expected", world.peer_messages(), ids=lambda message: type(message).__name__)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice, permutations, product
 
 import pytest
@@ -23,7 +24,16 @@ from meridian_broker.metadata.sync.converging import (
 )
 from meridian_broker.metadata.sync.events import Event
 from meridian_broker.metadata.sync.shapes import fault_of
-from meridian_broker.metadata.sync.stamped import BEGINNING, Stamped, canonical, from_store, moment, newest, to_store
+from meridian_broker.metadata.sync.stamped import (
+    BEGINNING,
+    MAX_KNOWN,
+    Stamped,
+    canonical,
+    from_store,
+    moment,
+    newest,
+    to_store,
+)
 from meridian_broker.positions.clock import Stamp
 
 many = settings(max_examples=500, deadline=None)
@@ -138,6 +148,20 @@ def test_only_different_content_unseen_by_the_writer_is_a_conflict() -> None:
     assert not overwrites_unseen(None, Event("/p", Stamped(later, b"2"), None))
 
 
+def test_a_writer_knew_what_it_replaced_directly_or_through_others() -> None:
+    first, second = Stamped(Stamp(1, 0, "us"), b"1"), Stamped(Stamp(2, 0, "eu"), b"2").following(None)
+    third = Stamped(Stamp(3, 0, "ap"), b"3").following(second.following(first))
+    assert third.knows == {"eu": (0, 2, 0), "us": (0, 1, 0)}
+    assert not overwrites_unseen(first, Event("/p", third, (0, second.stamp)))
+    assert overwrites_unseen(replace(first, stamp=Stamp(1, 1, "us")), Event("/p", third, (0, second.stamp)))
+    assert overwrites_unseen(replace(first, generation=1), Event("/p", third, (0, second.stamp)))
+    again = Stamped(Stamp(4, 0, "us"), b"4").following(third)
+    assert again.knows == {"ap": (0, 3, 0), "eu": (0, 2, 0)}, "a region knows what it wrote before"
+    many = {f"r{number:02}": (0, number, 0) for number in range(2 * MAX_KNOWN)}
+    kept = again.following(replace(first, knows=many)).knows
+    assert [*kept] == [f"r{number:02}" for number in range(MAX_KNOWN, 2 * MAX_KNOWN)]
+
+
 @many
 @given(
     st.recursive(
@@ -146,12 +170,20 @@ def test_only_different_content_unseen_by_the_writer_is_a_conflict() -> None:
     ),
     stamps,
     st.integers(0, 3),
+    st.none() | stamps,
 )
-def test_stored_states_are_read_back(value: object, stamp: Stamp, generation: int) -> None:
-    state = Stamped(stamp, canonical(value), generation)
-    assert from_store("/p", to_store(state)) == state
-    deletion = Stamped(stamp, None, generation)
-    assert from_store("/p", to_store(deletion), is_deletion=True) == deletion
+def test_stored_states_are_read_back(value: object, stamp: Stamp, generation: int, earlier: Stamp | None) -> None:
+    replaced = None if earlier is None else Stamped(earlier, b"1", 1)
+    for state in (Stamped(stamp, canonical(value), generation), Stamped(stamp, None, generation)):
+        found = from_store("/p", to_store(state.following(replaced)), is_deletion=state.value is None)
+        assert found == state
+        assert found.knows == state.following(replaced).knows
+
+
+@pytest.mark.parametrize("known", ["1", "[]", '{"eu":1}', '{"eu":[1,2]}', '{"eu":[1,2,"x"]}'])
+def test_damage_of_what_its_writer_knew_is_noticed(known: str) -> None:
+    with pytest.raises(MetadataError, match="restore it"):
+        from_store("/p", b'{"format":1,"value":1,"knows":%s}' % known.encode())
 
 
 @pytest.mark.parametrize("generation", ["-1", "1.5", '"1"', str(1 << 40), "null"])

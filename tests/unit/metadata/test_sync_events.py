@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -22,7 +23,7 @@ from meridian_broker.metadata.sync.events import (
     encode,
 )
 from meridian_broker.metadata.sync.outbox import OutboxEntry, in_messages
-from meridian_broker.metadata.sync.stamped import MAX_GENERATION, Stamped, canonical
+from meridian_broker.metadata.sync.stamped import MAX_GENERATION, MAX_KNOWN, Stamped, canonical
 from meridian_broker.positions.clock import Stamp
 
 many = settings(max_examples=500, deadline=None)
@@ -37,7 +38,11 @@ json_values = (
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
     | st.just({"b": 1, "a": []})
 )
-states = st.builds(Stamped, stamps, st.none() | json_values.map(canonical), generations)
+turns = st.tuples(generations, numbers, numbers)
+known = st.dictionaries(names, turns, max_size=3)
+states = st.builds(Stamped, stamps, st.none() | json_values.map(canonical), generations, known).map(
+    lambda state: replace(state, knows={name: turn for name, turn in state.knows.items() if name != state.stamp.region})
+)
 path_names = st.text("abc/-%", min_size=1, max_size=12).map(lambda text: "/" + text)
 written = st.none() | st.tuples(generations, stamps)
 events = st.builds(Event, path_names, states, written)
@@ -86,6 +91,33 @@ def test_a_changed_message_is_refused_or_read_as_another(message: Message, data:
         decode(bytes(encoded[: data.draw(st.integers(0, len(encoded) - 1))]))
 
 
+@many
+@given(messages)
+def test_what_writers_knew_is_read_back(message: Message) -> None:
+    """What an event replaced is among it, unless it is of the same region."""
+    found = decode(encode(message))
+    if isinstance(message, Changes):
+        assert isinstance(found, Changes)
+        for event, one in zip(message.events, found.events, strict=True):
+            replaced = None if event.replaced is None else Stamped(event.replaced[1], None, event.replaced[0])
+            assert one.state.knows == event.state.following(replaced, event.state).knows
+
+
+def test_only_what_an_earlier_version_cannot_say_needs_the_newer_format() -> None:
+    state, eu = Stamped(US, None), Stamped(Stamp(4, 0, "eu"), None)
+    plain = Changes("us", (Event("/p", state.following(eu), (0, eu.stamp)),))
+    more = Changes("us", (Event("/p", state.following(eu), (0, Stamp(4, 1, "us"))),))
+    assert [encode(one)[0] for one in (plain, more)] == [1, 2]
+    data = encode(more)
+    assert data.endswith(b"\x01\x02eu\x00\x04\x00")
+    for end in (b"\x01\x02us\x00\x04\x00", b"\x00"):  # nobody needs to say that, or nothing is said
+        with pytest.raises(ValueError, match=r"nothing new|no more than"):
+            decode(data.removesuffix(b"\x01\x02eu\x00\x04\x00") + end)
+    many_regions = replace(state, knows={f"r{number:02}": (0, 1, 0) for number in range(MAX_KNOWN + 1)})
+    with pytest.raises(ValueError, match="17 regions"):
+        decode(encode(Changes("us", (Event("/p", many_regions),))))
+
+
 US = Stamp(5, 0, "us")
 ONE = Event("/geo/tenants/t", Stamped(US, b'{"a":1}'))
 
@@ -107,7 +139,8 @@ def test_the_seeds_types_and_source() -> None:
         (b"/geo", b"geo/", "does not begin"),
         (b"\x02us\x01", b"\x02us\x00", "0 events"),
         (b"\x02us\x01", b"\x00\x01", "no name"),
-        (b"\x01\x00\x02us", b"\x02\x00\x02us", "format 2"),
+        (b"\x01\x00\x02us", b"\x03\x00\x02us", "format 3"),
+        (b"\x01\x00\x02us", b"\x02\x01\x02us", "not a kind of message"),
         (b"\x01\x00\x02us", b"\x01\x07\x02us", "not a kind of message"),
     ],
 )

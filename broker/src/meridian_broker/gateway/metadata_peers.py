@@ -16,9 +16,18 @@ from meridian_broker.metadata.sync.catching_up import Digest
 from meridian_broker.metadata.sync.digests import BUCKETS, PARTS, Place, Summary
 from meridian_broker.metadata.sync.events import MAX_COUNTER
 from meridian_broker.metadata.sync.marks import MARKS_KEPT, Since
-from meridian_broker.metadata.sync.stamped import BEGINNING, MAX_GENERATION, Moment, Stamped, canonical
+from meridian_broker.metadata.sync.stamped import (
+    BEGINNING,
+    MAX_GENERATION,
+    MAX_KNOWN,
+    Moment,
+    Stamped,
+    Turn,
+    canonical,
+)
 from meridian_broker.metadata.sync.standing import NameTaken
 from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.varints import MAX_NAME_BYTES
 
 BASE: Final = "/meridian/v1/metadata"
 SECONDS: Final = 20.0
@@ -116,11 +125,12 @@ class RestPeer:
 def states_json(states: Mapping[str, Stamped]) -> bytes:
     """The inverse of what ``RestPeer.states`` reads. Values are JSON already."""
     shown = (
-        b'%b:{"stamp":%b,"generation":%d,"deleted":%b,"value":%b}'
+        b'%b:{"stamp":%b,"generation":%d,"knows":%b,"deleted":%b,"value":%b}'
         % (
             canonical(path),
             canonical(list(state.stamp)),
             state.generation,
+            canonical(state.knows),
             b"true" if state.value is None else b"false",
             b"null" if state.value is None else state.value,
         )
@@ -140,7 +150,9 @@ def numbers_json(numbers: Sequence[int]) -> list[str]:
 
 def _state(said: Any) -> Stamped:
     value = None if said["deleted"] else canonical(said["value"])
-    return Stamped(_stamp(said["stamp"]), value, _within(said["generation"], MAX_GENERATION))
+    known = [*said.get("knows", {}).items()][:MAX_KNOWN]  # earlier versions send none
+    knows = {_name(region): _turn(turn) for region, turn in known}
+    return Stamped(_stamp(said["stamp"]), value, _within(said["generation"], MAX_GENERATION), knows)
 
 
 def _summary(said: Any) -> Summary:
@@ -150,7 +162,20 @@ def _summary(said: Any) -> Summary:
 
 def _stamp(said: Any) -> Stamp:
     time_ms, counter, region = said
-    return Stamp(_within(time_ms, MAX_TIME_MS), _within(counter, MAX_COUNTER), str(region))
+    return Stamp(_within(time_ms, MAX_TIME_MS), _within(counter, MAX_COUNTER), _name(region))
+
+
+def _turn(said: Any) -> Turn:
+    generation, *at = said
+    time_ms, counter = (_within(number, MAX_TIME_MS) for number in at)
+    return _within(generation, MAX_GENERATION), time_ms, counter
+
+
+def _name(said: Any) -> str:
+    """Of a region; empty: nobody's. :raises ValueError: no event can name it."""
+    if not isinstance(said, str) or len(said.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"{said!r:.80} is not the name of a region")
+    return said
 
 
 def _within(number: Any, most: int) -> int:

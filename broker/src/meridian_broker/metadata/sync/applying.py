@@ -352,7 +352,7 @@ class Applier:
         if value is None:
             return seen.storing(path, event.state)
         stamp = stamp_after(self._clock, max(seen.moment(paths.MARK), moment(event.state.stamp)))
-        state = event.state.with_value(value, stamp)
+        state = event.state.with_value(value, stamp).following(present, event.state)
         return [*seen.storing(path, state), owing(path, seen, {path: written(event.state)}, stamp)]
 
     async def _hear(self, mark: Mark) -> None:

@@ -160,7 +160,7 @@ async def take(
         came: dict[str, Stamped] = {}
         await together([*taking, _fetch(peer, some, came)])  # the next portion comes while this one is stored
         present = sorted(came.keys() & set(some))
-        events = [Event(path, came[path], _seen(comparison, path, applier.region)) for path in present]
+        events = [Event(path, came[path], _seen(comparison, path, applier.region, peer.region)) for path in present]
         refusals = {event.path: why for event in events if (why := refusal_of(event)) is not None}
         refused += refusals.values()
         events = [event for event in events if event.path not in refusals]
@@ -173,7 +173,7 @@ async def take(
     for some in _portions(forgetting, STATES_TOGETHER):  # its listing may be from before its store had them
         await _fetch(peer, some, there)
     forgetting = [path for path in forgetting if path not in there]
-    gone = [Event(path, deletion, _seen(comparison, path, applier.region)) for path in forgetting]
+    gone = [Event(path, deletion, _seen(comparison, path, applier.region, peer.region)) for path in forgetting]
     for group in in_transactions(gone):
         await applier.take(group)
     if refused:
@@ -242,16 +242,19 @@ async def _write_again(
         raise Contended(f"{some[0]} or another difference was changed meanwhile: try again")
 
 
-def _seen(comparison: Comparison, path: str, region: str) -> Written | None:
-    """What the writer of the peer's state saw at the path, as far as can be told: our state, unless we wrote it and the
-    peer had not heard of that when its state was written. Then the two regions wrote without knowing of each other.
+def _seen(comparison: Comparison, path: str, region: str, peer: str) -> Written | None:
+    """What the writer of the peer's state saw at the path, as far as marks tell: our state, unless we wrote it and the
+    peer had not heard of that when its state was written. Then the two regions wrote without knowing of each other,
+    unless the state itself says that its writer knew ours (``Stamped.knew``): marks lag behind what was applied, and
+    tell nothing about what a third region knew.
 
     Whether it has heard of it since then does not matter."""
     known, state, digest = comparison.here.get(path), comparison.there.get(path), comparison.digest
     heard = digest.mark
     if digest.since is not None and state is not None:
         heard = heard_at(digest.since, moment(state.stamp))
-    if known is None or (known.stamp.region == region and moment(known.stamp) > heard):
+    is_of_others = state is not None and state.stamp.region != peer
+    if known is None or (known.stamp.region == region and (is_of_others or moment(known.stamp) > heard)):
         return None
     return known.generation, known.stamp
 

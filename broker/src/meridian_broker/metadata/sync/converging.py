@@ -69,12 +69,13 @@ def overwrites_unseen(present: Stamped | None, event: Event) -> bool:
     """Whether the event replaces different content that its writer did not know: two regions wrote independently (R45).
 
     The region that wrote the losing state always finds this out, because its own state is what the event replaces. A
-    region always knows what it wrote before; but an event that is sent again after a further write names what the first
-    one replaced.
+    region always knows what it wrote before. What an event replaced may be unknown here still, or older than what is
+    here: then what its writer knew tells.
     """
     if present is None or present.stamp.region == event.source:
         return False
-    return present.content != event.state.content and written(present) != event.replaced
+    is_known = written(present) == event.replaced or event.state.knew(present)
+    return present.content != event.state.content and not is_known
 
 
 def hidden(known: Mapping[str, Stamped], parents: Mapping[str, str]) -> set[str]:

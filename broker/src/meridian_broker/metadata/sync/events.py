@@ -9,24 +9,34 @@ An event has PIP-136's fields, with two differences. Versions are a store's own 
 two regions wrote without knowing of each other. And there are no create options, because ephemeral and sequential
 nodes never travel.
 
-Encoding: one byte for the format, one for the kind, then numbers and names as in ``positions.varints``. ``decode``
-trusts nothing: whatever the bytes are, it raises nothing but ``ValueError``.
+Encoding: one byte for the format, one for the kind, then numbers and names as in ``positions.varints``. Format 2 is
+format 1 and, after each event, what its writer knew besides what it replaced; it is used where there is such a thing.
+``decode`` trusts nothing: whatever the bytes are, it raises nothing but ``ValueError``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final, Literal
 
 from meridian_broker.metadata.limits import MAX_PATH_LENGTH, MAX_VALUE_BYTES
-from meridian_broker.metadata.sync.stamped import MAX_GENERATION, Moment, Stamped, canonical
+from meridian_broker.metadata.sync.stamped import (
+    MAX_GENERATION,
+    MAX_KNOWN,
+    NEVER,
+    Moment,
+    Stamped,
+    Turn,
+    canonical,
+)
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.varints import Reader, put_bytes, put_name, put_number
 
 FORMAT: Final = 1
+WITH_KNOWN: Final = 2
 MAX_EVENTS: Final = 256
 """Most events of one message. A transaction has half as many operations at most."""
 MAX_REGIONS: Final = 256
@@ -52,7 +62,7 @@ class Event:
     path: str
     state: Stamped
     replaced: Written | None = None
-    """What its writer saw at the path; None: nothing."""
+    """What its writer saw at the path before the first write that the event is about; None: nothing."""
 
     @property
     def source(self) -> str:
@@ -90,12 +100,13 @@ Message = Changes | Mark
 
 def encode(message: Message) -> bytes:
     """:raises ValueError: it is over a limit."""
-    out = bytearray((FORMAT, _MARK if isinstance(message, Mark) else _CHANGES))
+    known = [] if isinstance(message, Mark) else [_known_besides(event) for event in message.events]
+    out = bytearray((WITH_KNOWN if any(known) else FORMAT, _MARK if isinstance(message, Mark) else _CHANGES))
     put_name(out, message.region)
     if isinstance(message, Mark):
         _put_mark(out, message)
     else:
-        _put_changes(out, message)
+        _put_changes(out, message, known)
     if len(out) > MAX_MESSAGE_BYTES:
         raise ValueError(f"{len(out)} bytes of metadata events: the limit of a message is {MAX_MESSAGE_BYTES}")
     return bytes(out)
@@ -107,13 +118,15 @@ def decode(data: bytes) -> Message:
         raise ValueError(f"{len(data)} bytes: the limit of a message of metadata events is {MAX_MESSAGE_BYTES}")
     reader = Reader(data)
     found = reader.byte()
-    if found != FORMAT:
-        raise ValueError(f"metadata events of format {found}; this version reads {FORMAT}: upgrade this region")
+    if found not in (FORMAT, WITH_KNOWN):
+        raise ValueError(
+            f"metadata events of format {found}; this version reads {FORMAT} and {WITH_KNOWN}: upgrade this region"
+        )
     kind, region = reader.byte(), _region(reader)
     message: Message
     if kind == _CHANGES:
-        message = Changes(region, _changes(reader))
-    elif kind == _MARK:
+        message = Changes(region, _changes(reader, has_known=found == WITH_KNOWN))
+    elif kind == _MARK and found == FORMAT:
         upto = _moment(reader)
         message = Mark(region, upto, _heard(reader))
     else:
@@ -122,11 +135,24 @@ def decode(data: bytes) -> Message:
     return message
 
 
-def _put_changes(out: bytearray, message: Changes) -> None:
+def _known_besides(event: Event) -> dict[str, Turn]:
+    """What its writer knew, without what follows from ``replaced``."""
+    replaced = _known_from(event.replaced)
+    return {region: turn for region, turn in sorted(event.state.knows.items()) if turn > replaced.get(region, NEVER)}
+
+
+def _known_from(replaced: Written | None) -> dict[str, Turn]:
+    if replaced is None:
+        return {}
+    generation, stamp = replaced
+    return {stamp.region: (generation, stamp.time_ms, stamp.counter)}
+
+
+def _put_changes(out: bytearray, message: Changes, known: Sequence[Mapping[str, Turn]]) -> None:
     if not 1 <= len(message.events) <= MAX_EVENTS:
         raise ValueError(f"{len(message.events)} metadata events in one message: 1 to {MAX_EVENTS} are allowed")
     put_number(out, len(message.events))
-    for event in message.events:
+    for event, besides in zip(message.events, known, strict=True):
         put_bytes(out, event.path.encode())
         _put_written(out, (event.state.generation, event.state.stamp))
         put_number(out, 0 if event.replaced is None else 1)
@@ -135,23 +161,49 @@ def _put_changes(out: bytearray, message: Changes) -> None:
         put_number(out, 0 if event.state.value is None else 1)
         if event.state.value is not None:
             put_bytes(out, event.state.value)
+        if any(known):
+            put_number(out, len(besides))
+            for region, turn in besides.items():
+                put_name(out, region)
+                for number in turn:
+                    put_number(out, number)
 
 
-def _changes(reader: Reader) -> tuple[Event, ...]:
+def _changes(reader: Reader, *, has_known: bool) -> tuple[Event, ...]:
     count = reader.count(8)
     if not 1 <= count <= MAX_EVENTS:
         raise reader.broken(f"{count} events: 1 to {MAX_EVENTS} are allowed")
-    events = tuple(_event(reader) for _ in range(count))
+    events = tuple(_event(reader, has_known=has_known) for _ in range(count))
+    if has_known and not any(map(_known_besides, events)):
+        raise reader.broken(f"format {WITH_KNOWN} says no more than {FORMAT} would")
     if any(one.path >= two.path for one, two in pairwise(events)):
         raise reader.broken("paths are not in order")
     return events
 
 
-def _event(reader: Reader) -> Event:
+def _event(reader: Reader, *, has_known: bool) -> Event:
     path = _path(reader)
     generation, stamp = _written(reader)
     replaced = _written(reader) if _flag(reader) else None
-    return Event(path, Stamped(stamp, _value(reader) if _flag(reader) else None, generation), replaced)
+    state = Stamped(stamp, _value(reader) if _flag(reader) else None, generation)
+    known = _known_from(replaced)
+    known.pop(stamp.region, None)
+    if has_known:
+        known |= _known(reader, stamp.region, known)
+    return Event(path, replace(state, knows=known), replaced)
+
+
+def _known(reader: Reader, own: str, before: Mapping[str, Turn]) -> dict[str, Turn]:
+    count = reader.count(4)
+    if count > MAX_KNOWN:
+        raise reader.broken(f"{count} regions; the limit is {MAX_KNOWN}")
+    known: dict[str, Turn] = {}
+    for _ in range(count):
+        region, turn = reader.name(), (_generation(reader), *_moment(reader))
+        if (known and region <= max(known)) or region == own or turn <= before.get(region, NEVER):
+            raise reader.broken("regions are not in order, or say nothing new")
+        known[region] = turn
+    return known
 
 
 def _path(reader: Reader) -> str:
@@ -193,10 +245,15 @@ def _put_written(out: bytearray, written: Written) -> None:
     put_name(out, stamp.region)
 
 
-def _written(reader: Reader) -> Written:
+def _generation(reader: Reader) -> int:
     generation = reader.number()
     if generation > MAX_GENERATION:
         raise reader.broken(f"generation {generation}; the limit is {MAX_GENERATION}")
+    return generation
+
+
+def _written(reader: Reader) -> Written:
+    generation = _generation(reader)
     time_ms, counter = _moment(reader)
     if counter > MAX_COUNTER:
         raise reader.broken(f"a stamp's counter is {counter}; the limit is {MAX_COUNTER}")

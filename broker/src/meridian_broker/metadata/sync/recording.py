@@ -238,7 +238,7 @@ class RecordingStore(ForwardingStore):
         if generation == MAX_GENERATION:
             raise Invalid(f"restamped {MAX_GENERATION} times: no generation is left")
         value = None if present is None else present.value
-        return Stamped(self._stamp(None, seen.moment(paths.MARK)), value, generation + 1)
+        return Stamped(self._stamp(None, seen.moment(paths.MARK)), value, generation + 1).following(present)
 
     def stamp_after(self, stamp: Stamp) -> Stamp:
         """A stamp for a write that wins over another region's."""
@@ -282,7 +282,7 @@ class RecordingStore(ForwardingStore):
                 continue
             first = state.stamp if first is None else min(first, state.stamp)
             replaced[operation.path] = written(present)
-            complete += seen.storing(operation.path, state, self._caller())
+            complete += seen.storing(operation.path, state.following(present), self._caller())
         if first is not None:
             complete.append(owing(shared[0], seen, replaced, first))
         all_checks = [*checks, *added.values()]

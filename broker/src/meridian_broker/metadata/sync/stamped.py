@@ -9,12 +9,16 @@ Of two states of a path the *later* one wins, in every region and whichever arri
    stamp to two values.
 
 So the states of a path are a semilattice whose join is the maximum: repeats and reorderings change nothing.
+
+Each state says which states its writer *knew*: those that it replaced, directly or through others. That decides nothing
+about which one wins, but tells a state that was replaced from one that lost to a write made independently of it (R45).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final
@@ -29,6 +33,12 @@ Moment = tuple[int, int]
 """Time in milliseconds and counter of a stamp. Any region's stamp counts as up to a moment if it is not later."""
 
 BEGINNING: Final[Moment] = (0, 0)
+
+Turn = tuple[int, int, int]
+"""Generation, time and counter of a state: one region's states of a path in the order in which it wrote them."""
+NEVER: Final[Turn] = (-1, 0, 0)
+MAX_KNOWN: Final = 16
+"""Regions whose states a writer is said to have known. With more, a conflict may be listed that is none."""
 
 _CANONICAL: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, sort_keys=True).encode
 
@@ -45,6 +55,27 @@ class Stamped:
     value: bytes | None
     """JSON with sorted keys, so that equal values are equal bytes; None: the path was deleted."""
     generation: int = 0
+    knows: Mapping[str, Turn] = field(default_factory=dict, compare=False)
+    """By region, the last of its states that the writer of this one knew. Those of its own region need not be said."""
+
+    @property
+    def turn(self) -> Turn:
+        return self.generation, self.stamp.time_ms, self.stamp.counter
+
+    def knew(self, other: Stamped) -> bool:
+        """Whether the writer of this state knew the other one, of another region."""
+        return self.knows.get(other.stamp.region, NEVER) >= other.turn
+
+    def following(self, *replaced: Stamped | None) -> Stamped:
+        """The same state, written in place of these."""
+        known: dict[str, Turn] = {}
+        for state in replaced:
+            if state is not None:
+                for region, turn in (*state.knows.items(), (state.stamp.region, state.turn)):
+                    known[region] = max(turn, known.get(region, turn))
+        known.pop(self.stamp.region, None)
+        latest = sorted(known, key=lambda region: known[region])[-MAX_KNOWN:]
+        return replace(self, knows={region: known[region] for region in sorted(latest)})
 
     @cached_property
     def content(self) -> int:
@@ -91,7 +122,17 @@ def from_store(path: str, data: bytes, *, is_deletion: bool = False) -> Stamped:
     generation = stored.get("generation", 0)
     if not isinstance(generation, int) or not 0 <= generation <= MAX_GENERATION:
         raise MetadataError(f"{path} has generation {generation!r}, which no version of Meridian wrote: restore it")
-    return Stamped(stamp or ZERO, None if is_deletion else canonical(value), generation)
+    try:
+        knows = {str(region): turn_of(shown) for region, shown in stored.get("knows", {}).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise MetadataError(f"{path} holds {data[:60]!r}, which no version of Meridian wrote: restore it") from error
+    return Stamped(stamp or ZERO, None if is_deletion else canonical(value), generation, knows)
+
+
+def turn_of(shown: Any) -> Turn:
+    """:raises TypeError: it is not one. :raises ValueError: likewise."""
+    generation, time_ms, counter = map(int, shown)
+    return generation, time_ms, counter
 
 
 def to_store(state: Stamped, caller: str = "") -> bytes:
@@ -100,6 +141,8 @@ def to_store(state: Stamped, caller: str = "") -> bytes:
     :param caller: the role that asked for the write. It stays in the region; empty: it is not known.
     """
     more = b',"generation":%d' % state.generation if state.generation else b""
+    if state.knows:
+        more += b',"knows":%b' % canonical(state.knows)
     if caller:
         more += b',"caller":%b' % canonical(caller)
     stamp = canonical(list(state.stamp))
