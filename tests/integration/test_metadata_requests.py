@@ -26,7 +26,8 @@ from meridian_broker.metadata.sync.publishing import Publisher, in_groups
 from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.metadata.sync.stamped import Stamped, canonical, from_store
 from meridian_broker.positions.clock import HybridClock, Stamp
-from support.worlds.sync_world import StoreInMemory, WaitingInMemory, is_synced
+from support.worlds.sync_store import StoreInMemory, WaitingInMemory
+from support.worlds.sync_world import is_synced
 
 TTL = "message_ttl_in_seconds"
 NOW_MS = 1_700_000_000_000

@@ -40,7 +40,8 @@ from meridian_broker.metadata.sync.paths import parent_of
 from meridian_broker.metadata.sync.stamped import Stamped
 from meridian_broker.positions.clock import Stamp
 from simulation.teller import StoryError, run_command
-from support.worlds.sync_world import START_MS, Broken, StoreInMemory, SyncWorld
+from support.worlds.sync_store import Broken, StoreInMemory
+from support.worlds.sync_world import START_MS, SyncWorld
 
 
 class SyncScript:

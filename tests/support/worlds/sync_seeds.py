@@ -20,7 +20,8 @@ from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataUnavai
 from meridian_broker.metadata.sync.stamped import BEGINNING
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.wire.pulsar.topic_name import parse
-from support.worlds.sync_world import Broken, StoreInMemory, SyncWorld, Task, tenant_role
+from support.worlds.sync_store import Broken, StoreInMemory
+from support.worlds.sync_world import SyncWorld, Task, tenant_role
 
 PARTITIONED = keys.partitioned_topic(parse("non-persistent://t/n/p"))
 NAMES = ("eu", "us", "ap", "af")

@@ -28,11 +28,10 @@ from meridian_broker.metadata.sync.marks import LATEST_KEPT, MARKS_KEPT, Since, 
 from meridian_broker.metadata.sync.stamped import Stamped, canonical
 from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standing, off_clock
 from meridian_broker.positions.clock import Stamp
+from support.worlds.sync_store import StoreInMemory, WaitingInMemory
 from support.worlds.sync_world import (
     PeerInMemory,
-    StoreInMemory,
     SyncWorld,
-    WaitingInMemory,
     is_synced,
     known_in,
     one_after_another,
