@@ -344,7 +344,7 @@ async def test_copies_that_a_dead_broker_left_are_found(world: World) -> None:
                 await offloading.table.fetch(record.ledger_id)
                 old = replace(record, since_ms=world.broker.scheduler.now_ms() - age_ms)
                 await offloading.table.replace(None, old)
-            (work,) = [one for one in world.broker.chores._works if one.name.startswith("look for offloaded")]
+            (work,) = [one for one in world.broker.chores._works if one.name.startswith("find unreferenced offloaded")]
             assert await work.attempt()
             await offloading.clear()
         assert not world.objects.bucket

@@ -10,12 +10,13 @@ from simulation.story import StoryError
 from support.worlds.script_runner import SCRIPTS, replay
 
 pytestmark = pytest.mark.slow
+REWRITE = "PYTHONPATH=tests python tests/support/worlds/script_runner.py --rewrite-scripts"
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
 def test_story(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert replay(text) == text, "changed on purpose? python tests/support/worlds/script_runner.py --rewrite-scripts"
+    assert replay(text) == text, f"changed on purpose? {REWRITE}"
 
 
 def test_stories_exist() -> None:
