@@ -18,10 +18,10 @@ PATH = "/admin/v2/persistent/t/n/topic/stats?x=1"
 
 
 @asynccontextmanager
-async def broker(life: int, answer: Answer, guarded: bool = True) -> AsyncIterator[str]:
+async def broker(run: int, answer: Answer, guarded: bool = True) -> AsyncIterator[str]:
     """A broker of us-west at this address."""
     app = web.Application(middlewares=[as_west] if guarded else [])
-    app[GUARD] = Guard("us-west", bytes([life]) * 32, lambda: (SECRET,))
+    app[GUARD] = Guard("us-west", bytes([run]) * 32, lambda: (SECRET,))
     app.router.add_route("*", "/{tail:.*}", answer)
     runner = web.AppRunner(app)
     await runner.setup()

@@ -231,7 +231,7 @@ class CheckedReader:
 
 
 class BookieStore(BookKeeperLedgerStore):
-    """`ledgers.store.LedgerStore` over the bookies of a region, for the life of one broker."""
+    """`ledgers.store.LedgerStore` over the bookies of a region, for one run of a broker."""
 
     def __init__(self, volume: Shelf, around: Around) -> None:
         loop, owner, name = BrokerLoop(around.loop, around.owner), around.owner, around.name

@@ -105,12 +105,12 @@ class Confirming:
         return incarnation_of(topic_name, "" if topic is None else topic.incarnation)
 
     def _known(self, region: str, incarnation: str, name: str) -> list[Acked | Rewound]:
-        lives = [
+        incarnations = [
             facts
-            for (of, life), facts in self._facts.items()
-            if of == incarnation and (life == name or life.startswith(f"{name} since "))
+            for (of, name_since), facts in self._facts.items()
+            if of == incarnation and (name_since == name or name_since.startswith(f"{name} since "))
         ]
-        return [one for facts in lives for one in facts.all() if region in one.known]
+        return [one for facts in incarnations for one in facts.all() if region in one.known]
 
     def all_know(self, facts: SubscriptionFacts, regions: frozenset[str]) -> None:
         """Progress is equal and durable in these regions: each knows what any of them knew."""

@@ -15,7 +15,7 @@ from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.topics.journal import changes
 from meridian_broker.topics.journal.topic_record import stamp_of
-from simulation.facts import CREATIONS, Acked, deletion_of, durable_progress, life_of, said_of
+from simulation.facts import CREATIONS, Acked, deletion_of, durable_progress, said_of, subscription_incarnation
 from simulation.names import incarnation_of
 from simulation.record import Record
 
@@ -61,12 +61,14 @@ class Crashes(Record):
         :param broker: whose memory to check; None: the disk.
         """
         topic = incarnation.partition(" since ")[0]
-        for (known, life), facts in self.facts.items():
+        for (known, name_since), facts in self.facts.items():
             if known != incarnation or self.deletions.is_ended(incarnation):
                 continue
-            name = life.partition(" since ")[0]
+            name = name_since.partition(" since ")[0]
             have = progress.get(name)
-            if self.creations.is_deleted(topic, name) and (have is None or life_of(name, have) != life):
+            if self.creations.is_deleted(topic, name) and (
+                have is None or subscription_incarnation(name, have) != name_since
+            ):
                 continue
             for origin in facts.by_origin:
                 bits = facts.surely_acked(origin, home.name, broker)
@@ -115,8 +117,8 @@ class Crashes(Record):
         incarnation = incarnation_of(label.belonging.topic, label.belonging.incarnation)
         record = changes.decode(stored.entries[entry])
         said, deleted = said_of(record), deletion_of(record)
-        for (known, life), facts in self.facts.items():
-            name, _, since = life.partition(" since ")
+        for (known, name_since), facts in self.facts.items():
+            name, _, since = name_since.partition(" since ")
             if known != incarnation or name != record.subscription:
                 continue
             is_ended = stamp_of(since) < deleted  # the region lost the deletion, so this incarnation may be back, empty

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a store of the simulator works with, for the life of one broker."""
+    """What a store of the simulator works with, for one run of a broker."""
 
     loop: Loop
     owner: Owner
@@ -147,7 +147,7 @@ def _nothing() -> None:
 
 
 class SimStore(MemoryLedgerStore):
-    """`ledgers.store.LedgerStore` over a volume, for the life of one broker."""
+    """`ledgers.store.LedgerStore` over a volume, for one run of a broker."""
 
     def __init__(self, volume: Volume, around: Around) -> None:
         super().__init__(volume.disk, schedule=self._begin)

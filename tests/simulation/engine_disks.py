@@ -249,7 +249,7 @@ class EngineReader(LocalReader):
 
 
 class EngineStore(LocalLedgerStore):
-    """`ledgers.store.LedgerStore` over a volume, for the life of one broker."""
+    """`ledgers.store.LedgerStore` over a volume, for one run of a broker."""
 
     volume: EngineVolume
 

@@ -194,10 +194,10 @@ def covered_origins(subscription: Subscription, origin: Origin | None, upto: Pos
     return frozenset() if origin is None else subscription.share.covered_by(origin.region, upto)
 
 
-def life_of(name: str, progress: Progress) -> str:
+def subscription_incarnation(name: str, progress: Progress) -> str:
     """The model's name for one incarnation of a subscription: one created after a deletion is another (R16)."""
-    life = progress.beginning.life
-    return name if life == ZERO else f"{name} since {life}"
+    incarnation = progress.beginning.incarnation
+    return name if incarnation == ZERO else f"{name} since {incarnation}"
 
 
 def later(one: Stamp, other: Stamp) -> bool:
@@ -254,12 +254,12 @@ def durable_progress(home: Region, topic: str) -> tuple[str, dict[str, Progress]
             change = changes.decode(entry)
             kind, name, _, payload = change
             if kind == Kind.SUBSCRIPTION:
-                life = Beginning(decode_record(payload).deleted, ZERO, {})
-                found.setdefault(name, Progress()).begin(life)
+                incarnation = Beginning(decode_record(payload).deleted, ZERO, {})
+                found.setdefault(name, Progress()).begin(incarnation)
             elif kind == Kind.WHOLE:
-                of_this_life = found.setdefault(name, Progress())
-                of_this_life.begin(Beginning(decode_record(Whole.decode(payload).record).deleted, ZERO, {}))
-                of_this_life.join(said_of(change))
+                of_this_incarnation = found.setdefault(name, Progress())
+                of_this_incarnation.begin(Beginning(decode_record(Whole.decode(payload).record).deleted, ZERO, {}))
+                of_this_incarnation.join(said_of(change))
             elif kind in (Kind.ACKED, Kind.MERGED, Kind.PROGRESS, Kind.FLOORS):
                 found.setdefault(name, Progress()).join(said_of(change))
     return incarnation_of(topic, stored_record.incarnation), found

@@ -10,7 +10,7 @@ from meridian_broker.positions.position import Origin, Position
 from simulation.creations import Creations
 from simulation.deletions import Deletions
 from simulation.ends import Ends
-from simulation.facts import Key, SubscriptionFacts, Violation, life_of
+from simulation.facts import Key, SubscriptionFacts, Violation, subscription_incarnation
 from simulation.logs import Logs
 from simulation.names import incarnation_of
 from simulation.told import Told
@@ -58,7 +58,7 @@ class Record:
         """One incarnation of a subscription, of one incarnation of a topic."""
         topic = subscription.topic
         named = incarnation_of(topic.name, topic.incarnation)
-        return self.quarantined.get((topic.region, topic.name), named), life_of(
+        return self.quarantined.get((topic.region, topic.name), named), subscription_incarnation(
             subscription.name, subscription.cursor.progress
         )
 

@@ -89,7 +89,7 @@ BY_TESTS = {
     "a-partition-without-its-topic": "integration/catalog/test_catalog_topics.py",
     "a-recreated-subscription-follows-no-region": "unit/topics/test_lost_records.py",
     "a-reported-deletion-is-forgotten": "integration/test_record_before_memory.py",
-    "an-earlier-life-counts": "unit/positions/test_progress.py",
+    "an-earlier-incarnation-counts": "unit/positions/test_progress.py",
     "an-unreadable-segment-is-tried-at-once": "integration/test_ledger_engine_faults.py",
     "bookies-confirm-before-the-ack-quorum": "unit/ledgers/test_bookkeeper_promises.py",
     "brokers-a-lost-bundle-is-handed-over": "integration/test_ownership_sqlite.py",

@@ -79,13 +79,13 @@ class BrokerNode(LeaseNode):
 
     def gain(self) -> None:
         """Own the topic: read the region's votes, then vote and ask for leases."""
-        home, life = self.home, self.life
+        home, run = self.home, self.run
         home.owner, home.term = self.name, home.term + 1
         self.term = term = home.term
         self.keep()
 
         def opened() -> None:
-            if self.alive and (self.life, self.term) == (life, term):
+            if self.alive and (self.run, self.term) == (run, term):
                 self.is_open = True
                 self.find()
                 for stream in sorted(self.wanted):
@@ -156,14 +156,14 @@ class BrokerNode(LeaseNode):
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
         if not self.term:
             return
-        life, term, writing = self.life, self.term, self._writing
+        run, term, writing = self.run, self.term, self._writing
         written = [(stream, vote.ballot) for stream, vote in votes]
         writing.append(written)
 
         def synced() -> None:
             if self.home.term != term:
                 return  # fenced by the next owner
-            if self.alive and self.life == life:
+            if self.alive and self.run == run:
                 while any(one is written for one in writing):
                     self.disk.update(writing.pop(0))
                 self.do(lambda: durable([stream for stream, _ in written]))

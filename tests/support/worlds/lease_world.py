@@ -61,7 +61,7 @@ class LeaseNode:
         self.told: Voters = tuple(sorted(world.names))
         """The voters that an operator set here; empty: the topic is not in this region."""
         self.preferred: dict[Stream, str] = {}
-        self.life = 0
+        self.run = 0
         self.alive = False
         self.paused = False
         self.inbox: list[Callable[[], object]] = []
@@ -85,12 +85,12 @@ class LeaseNode:
         return (ms - self.began_ms) * 1000 / self.rate
 
     def start(self) -> None:
-        self.life += 1
+        self.run += 1
         self.alive, self.paused = True, False
         self.inbox.clear()
         self._writing: list[list[tuple[Stream, tuple[str, int, int]]]] = []
         self.voter = Voter(self)
-        self.leases = Leases(self, self.region, f"{self.name}#{self.life}", self.world.times)
+        self.leases = Leases(self, self.region, f"{self.name}#{self.run}", self.world.times)
         self.voter_sets_now = self.known_on_disk
         self.reconfiguration = Reconfiguration(self, self.region, self.now_ms, self._is_clean, *self._to_others)
         self.begin()
@@ -144,10 +144,10 @@ class LeaseNode:
         self._wake()
 
     def _wake(self) -> None:
-        life = self.life
+        run = self.run
 
         def tick() -> None:
-            if self.alive and self.life == life and self._wakes == number:
+            if self.alive and self.run == run and self._wakes == number:
                 self.do(self._tick)
 
         deadlines = (self.leases.next_deadline(), self.reconfiguration.next_deadline())
@@ -179,14 +179,14 @@ class LeaseNode:
 
     def know(self, known: VoterSets, then: Callable[[], None] = lambda: None) -> None:
         """Adopt these voter sets and write them; call ``then`` once they are on disk."""
-        life = self.life
+        run = self.run
         if known != self.voter_sets_now:
             self.voter_sets_now = known
             for stream in sorted(self.wanted) if self.alive else ():
                 self.leases.want(stream, known, self.preferred_holder(stream), self.now_ms())
 
         def synced() -> None:
-            if self.alive and self.life == life:
+            if self.alive and self.run == run:
                 self.known_on_disk = self.known_on_disk.joined(known)
                 self.do(then)
 
@@ -243,10 +243,10 @@ class LeaseNode:
         pass
 
     def wanted_back(self, claim: Claim) -> None:
-        life = self.life
+        run = self.run
 
         def drained() -> None:
-            if self.alive and self.life == life:
+            if self.alive and self.run == run:
                 self.do(lambda: self.leases.release(claim.stream, self.now_ms()))
 
         self.world.after_us(self.drain_ms * 1000, drained)
@@ -263,23 +263,23 @@ class LeaseNode:
         return VoteBasis(self, stream)
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
-        life = self.life
+        run = self.run
 
         def synced() -> None:
-            if self.alive and self.life == life:
+            if self.alive and self.run == run:
                 self.do(confirmed)
 
         self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
 
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
-        life = self.life
+        run = self.run
         written = [(stream, vote.ballot) for stream, vote in votes]
 
         writing = self._writing
         writing.append(written)
 
         def synced() -> None:
-            if self.alive and self.life == life:
+            if self.alive and self.run == run:
                 while any(one is written for one in writing):  # a log: earlier writes are durable, too
                     self.disk.update(writing.pop(0))
                 self.do(lambda: durable([stream for stream, _ in written]))
@@ -379,14 +379,14 @@ class LeaseWorld:
             self.after_us(self.random.randrange(self.delay_ms * 1000), self._arrival(source, node, message))
 
     def _arrival(self, source: LeaseNode, node: LeaseNode, message: LeaseMessage) -> Callable[[], None]:
-        source_life, life = source.life, node.life
+        source_run, run = source.run, node.run
 
         def reply(answer: LeaseMessage) -> None:
-            if source.alive and source.life == source_life:
+            if source.alive and source.run == source_run:
                 self.send(node, source.name, answer)
 
         def arrive() -> None:
-            if node.alive and node.life == life:
+            if node.alive and node.run == run:
                 node.do(lambda: node.received(source.name, message, reply))
 
         return arrive

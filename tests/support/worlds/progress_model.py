@@ -46,15 +46,17 @@ histories = st.tuples(*(st.sampled_from(REWINDS) for _ in EPOCHS))
 """The rewind of each epoch: a stamp stands for one rewind."""
 
 
-def a_beginning(life: Stamp, created: Stamp, random: Random) -> Beginning:
+def a_beginning(incarnation: Stamp, created: Stamp, random: Random) -> Beginning:
     """The beginning of a creation: a stamp stands for one creation, at one place."""
-    return Beginning(life, created, {region: random.choice(PLACES[1:]) for region in REGIONS if random.random() < 0.7})
+    return Beginning(
+        incarnation, created, {region: random.choice(PLACES[1:]) for region in REGIONS if random.random() < 0.7}
+    )
 
 
-LIVES = [ZERO, Stamp(50, 0, "b"), Stamp(50, 0, "a")]
+INCARNATIONS = [ZERO, Stamp(50, 0, "b"), Stamp(50, 0, "a")]
 BEGINNINGS = [
-    *(Beginning(life, ZERO, {}) for life in LIVES[1:]),
-    *(a_beginning(life, Stamp(60, n, "a"), Random(n)) for life in LIVES for n in range(5)),
+    *(Beginning(incarnation, ZERO, {}) for incarnation in INCARNATIONS[1:]),
+    *(a_beginning(incarnation, Stamp(60, n, "a"), Random(n)) for incarnation in INCARNATIONS for n in range(5)),
 ]
 
 _ANY = [(epoch, region) for epoch in [ZERO, *EPOCHS] for region in REGIONS]
@@ -143,14 +145,14 @@ class NaiveModel:
 
     def begin(self, other: Beginning) -> None:
         """A later incarnation is another subscription; of two creations of one, the earlier one counts."""
-        if self.beginning.life < other.life:
+        if self.beginning.incarnation < other.incarnation:
             self.rewinds, self.acked, self.beginning = {}, {}, other
-        elif self.beginning.life == other.life and other.created != ZERO:
+        elif self.beginning.incarnation == other.incarnation and other.created != ZERO:
             self.beginning = min(self.beginning, other, key=lambda one: (one.created == ZERO, one.created))
 
     def join(self, other: NaiveModel) -> None:
         self.begin(other.beginning)
-        if other.beginning.life < self.beginning.life:
+        if other.beginning.incarnation < self.beginning.incarnation:
             return
         self.rewinds |= other.rewinds
         for key, bits in other.acked.items():

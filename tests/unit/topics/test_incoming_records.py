@@ -21,7 +21,7 @@ ENDING = (Verdict.REMOVE, Verdict.REPLACE)
 THOROUGH = settings(max_examples=500, deadline=None)
 
 stamps = st.sampled_from([Stamp(time_ms, 0, region) for time_ms in range(1, 7) for region in ("us", "eu")])
-lives = st.one_of(st.just(ZERO), stamps)
+incarnations = st.one_of(st.just(ZERO), stamps)
 
 
 @st.composite
@@ -32,9 +32,9 @@ def tombstones(draw: st.DrawFn) -> SubscriptionRecord:
 @st.composite
 def living(draw: st.DrawFn, *, shared: bool = True) -> SubscriptionRecord:
     """The stamp determines flag and properties: no two regions write the same stamp."""
-    life, created, flag = draw(lives), draw(stamps), draw(stamps)
+    incarnation, created, flag = draw(incarnations), draw(stamps), draw(stamps)
     is_on = shared and (flag.time_ms + len(flag.region)) % 2 == 0
-    return SubscriptionRecord("sub", is_on, flag if shared else ZERO, created, {"made": str(created)}, life)
+    return SubscriptionRecord("sub", is_on, flag if shared else ZERO, created, {"made": str(created)}, incarnation)
 
 
 records = st.one_of(living(), tombstones())
@@ -152,14 +152,14 @@ def test_an_expired_tombstone_is_not_accepted() -> None:
     assert told(old, Here(), 2 + TOMBSTONE_MS).verdict is Verdict.NOTHING
 
 
-def one(life: int, flag: int, *, is_on: bool) -> SubscriptionRecord:
+def one(incarnation: int, flag: int, *, is_on: bool) -> SubscriptionRecord:
     """A subscription whose flag was last set by ``flag``; 0: it is of this region alone."""
     flagged = Stamp(flag, 0, "us") if flag else ZERO
-    return SubscriptionRecord("sub", is_on, flagged, Stamp(9, 0, "us"), {}, Stamp(life, 0, "us"))
+    return SubscriptionRecord("sub", is_on, flagged, Stamp(9, 0, "us"), {}, Stamp(incarnation, 0, "us"))
 
 
-def tombstone(life: int) -> SubscriptionRecord:
-    return SubscriptionRecord("sub", replicated=True, deleted=Stamp(life, 0, "us"))
+def tombstone(incarnation: int) -> SubscriptionRecord:
+    return SubscriptionRecord("sub", replicated=True, deleted=Stamp(incarnation, 0, "us"))
 
 
 HERE = {
@@ -169,7 +169,7 @@ HERE = {
     "replicated": [Here(one(5, 20, is_on=is_on), is_known_elsewhere=True) for is_on in (True, False)],
 }
 STANDS_IN = Here(one(5, 0, is_on=False), stands_in=True)
-LIVES = {"earlier": 4, "same": 5, "later": 6}
+INCARNATIONS = {"earlier": 4, "same": 5, "later": 6}
 
 
 def of_another_region(came: SubscriptionRecord, here: Here) -> Decision:
@@ -182,13 +182,19 @@ def test_the_printed_verdicts_are_those_that_are_given(
 ) -> None:
     (_, *columns), *rows = printed_tables.rows(inspect.getdoc(source))
     assert set(columns) == HERE.keys()
-    assert {says for says, *_ in rows} == {f"{life}, {fate}" for life in LIVES for fate in ("ended", "lives")}
+    assert {says for says, *_ in rows} == {
+        f"{incarnation}, {fate}" for incarnation in INCARNATIONS for fate in ("ended", "lives")
+    }
     for says, *cells in rows:
-        life, fate = says.split(", ")
+        incarnation, fate = says.split(", ")
         flags = (True, False) if fate == "lives" else (None,)
         for column, cell in zip(columns, cells, strict=True):
             for here, is_on in ((here, is_on) for here in HERE[column] for is_on in flags):
-                came = tombstone(LIVES[life]) if is_on is None else one(LIVES[life], 30, is_on=is_on)
+                came = (
+                    tombstone(INCARNATIONS[incarnation])
+                    if is_on is None
+                    else one(INCARNATIONS[incarnation], 30, is_on=is_on)
+                )
                 verdict = decide(came, here).verdict
                 turns_on = cell == "update" and is_on and here.held is not None and not here.held.replicated
                 assert verdict is (Verdict.TURN_ON if turns_on else Verdict[cell.upper()]), (says, here)

@@ -211,7 +211,7 @@ async def test_a_recreated_one_has_the_incarnation_that_another_region_reports(r
     rot.clear()
     for _ in range(2):
         assert one.topic.subscriptions["s"].record == LATER
-        assert one.topic.subscriptions["s"].cursor.progress.beginning.life == DELETED
+        assert one.topic.subscriptions["s"].cursor.progress.beginning.incarnation == DELETED
         await restarted(one)
 
 
@@ -245,13 +245,13 @@ async def test_one_created_after_a_deletion_of_its_name_is_not_lost_with_its_cre
 ) -> None:
     one = await region(s=True)
     one.topic.subscription_registry.delete("s")
-    life = one.topic.subscribing.create_subscription("s", EARLIEST, replicated=replicated).record.deleted
+    incarnation = one.topic.subscribing.create_subscription("s", EARLIEST, replicated=replicated).record.deleted
     await one.settle()
     await rot.damage(one, Kind.WHOLE, "s", nth=-1)
     if is_acked:
         await one.ack("s", [2], 0)
     await restarted(one)
-    assert one.topic.subscriptions["s"].cursor.progress.beginning.life == life
+    assert one.topic.subscriptions["s"].cursor.progress.beginning.incarnation == incarnation
     assert acked(one, "s") == ([2] if is_acked else [])
 
 

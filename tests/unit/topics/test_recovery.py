@@ -50,9 +50,9 @@ def progress_of(plan: list[Any], history: Any) -> Progress:
     return made
 
 
-def a_record(name: str, replicated: bool, life: int) -> SubscriptionRecord:
+def a_record(name: str, replicated: bool, incarnation: int) -> SubscriptionRecord:
     created = Stamp(60, 0, "a")
-    return SubscriptionRecord(name, replicated, created, created, {}, Stamp(50, 0, "a") if life else ZERO)
+    return SubscriptionRecord(name, replicated, created, created, {}, Stamp(50, 0, "a") if incarnation else ZERO)
 
 
 def dropped(plan: list[Any]) -> Dropped:
@@ -79,8 +79,8 @@ def change(time_ms: int, name: str, kind: Kind, what: Any, history: Any) -> Chan
     elif kind == Kind.SUBSCRIPTION:
         payload = encode_record(a_record(name, *what))
     elif kind == Kind.WHOLE:
-        replicated, life, plan = what
-        record, acked = a_record(name, replicated, life), progress_of(plan, history)
+        replicated, incarnation, plan = what
+        record, acked = a_record(name, replicated, incarnation), progress_of(plan, history)
         payload = Whole(encode_record(record), acked.encode(), acked.encode() if replicated else b"").encode()
     elif kind == Kind.REMOVED:
         payload = b""

@@ -170,7 +170,7 @@ def test_a_request_is_valid_only_for_its_own_content(first: Any, second: Any) ->
         with pytest.raises(NotProven):
             guard(other_secret, region=elsewhere).read(signed.header)
     asked = other.read(signed.header)
-    for part in ("nonce", "life", "time", "proof"):
+    for part in ("nonce", "run", "time", "proof"):
         changed = bytearray(getattr(asked, part))
         changed[-1] ^= 1
         with pytest.raises(NotProven):

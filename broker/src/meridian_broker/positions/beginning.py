@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a subscription began, and which incarnation it is (rules R15, R16).
 
-A subscription that is deleted and created again is a different one: the stamp of the deletion before it is its *life*.
-Within a life, regions that cannot reach each other may each create it; the earliest creation then decides where it
-begins. Messages before that place are not delivered, but were not acked either: when an earlier creation becomes known,
-the place of the later one is withdrawn, whereas its acknowledgements are kept. So places are not acks, and are kept
-separately.
+A subscription that is deleted and created again is a different one: the stamp of the deletion before it is its
+*incarnation*. Within it, regions that cannot reach each other may each create the subscription; the earliest creation
+then decides where it begins. Messages before that place are not delivered, but were not acked either: when an earlier
+creation becomes known, the place of the later one is withdrawn, whereas its acknowledgements are kept. So places are
+not acks, and are kept separately.
 
-Beginnings are ordered - a later life first, then an earlier creation - and joining two takes the first in that order.
+Beginnings are ordered - a later incarnation first, then an earlier creation - and joining two takes the first in that
+order.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ NOWHERE: Final[Mapping[str, Position]] = {}
 class Beginning(NamedTuple):
     """See the module's text."""
 
-    life: Stamp
+    incarnation: Stamp
     """Stamp of the deletion before it; ``ZERO`` if it was never deleted."""
     created: Stamp
-    """Stamp of the creation; ``ZERO`` if none in this life is known, or in a delta that does not carry it."""
+    """Stamp of the creation; ``ZERO`` if none in this incarnation is known, or in a delta that does not carry it."""
     places: Mapping[str, Position]
     """Per origin region: everything up to here lies before the beginning. Regions not named begin at their earliest
     entry."""
 
     def bare(self) -> Beginning:
-        """Only the life."""
-        return UNKNOWN if self.life == ZERO else Beginning(self.life, ZERO, {})
+        """Only the incarnation."""
+        return UNKNOWN if self.incarnation == ZERO else Beginning(self.incarnation, ZERO, {})
 
     def joined(self, other: Beginning) -> Beginning:
         """The one that counts; this object itself if nothing is new."""
-        if self.life != other.life:
-            return max(self, other, key=lambda one: one.life)
+        if self.incarnation != other.incarnation:
+            return max(self, other, key=lambda one: one.incarnation)
         if other.created == ZERO or other is self:
             return self
         if self.created == ZERO:
@@ -55,7 +56,7 @@ class Beginning(NamedTuple):
         # One stamp is one creation; if a fault made two, nothing that either would deliver is skipped.
         both = self.places.keys() & other.places.keys()
         places = {region: min(self.places[region], other.places[region]) for region in both}
-        return self if places == self.places else Beginning(self.life, self.created, places)
+        return self if places == self.places else Beginning(self.incarnation, self.created, places)
 
     def digest(self) -> int:
         """64 bits, the same in every region; 0 if nothing is known."""
@@ -67,7 +68,7 @@ class Beginning(NamedTuple):
 
     def put(self, out: bytearray) -> None:
         """Append the canonical encoding."""
-        for stamp in (self.life, self.created):
+        for stamp in (self.incarnation, self.created):
             put_number(out, stamp.time_ms)
             put_number(out, stamp.counter)
             put_name(out, stamp.region)
@@ -79,7 +80,7 @@ class Beginning(NamedTuple):
     @classmethod
     def take(cls, reader: Reader) -> Beginning:
         """:raises ValueError: these bytes are not a valid beginning."""
-        life, created = (Stamp(reader.number(), reader.number(), reader.name()) for _ in range(2))
+        incarnation, created = (Stamp(reader.number(), reader.number(), reader.name()) for _ in range(2))
         places: dict[str, Position] = {}
         for _ in range(reader.count(3)):
             region = reader.name()
@@ -88,7 +89,7 @@ class Beginning(NamedTuple):
             places[region] = take_position(reader)
         if created == ZERO and places:
             raise reader.broken("a subscription that does not exist has a beginning")
-        return cls(life, created, places)
+        return cls(incarnation, created, places)
 
 
 UNKNOWN: Final = Beginning(ZERO, ZERO, {})

@@ -136,23 +136,23 @@ class EncodedAcks(LayeredAcks):
     def digests(self) -> dict[DigestKey, int]:
         """Stable 64-bit digests of all parts. Equal progress has equal digests; parts that differ must be exchanged.
 
-        Parts of different lives never have equal digests.
+        Parts of different incarnations never have equal digests.
         """
         self._normalise()
         result: dict[DigestKey, int] = {}
         if self.beginning is not UNKNOWN:
             result[ZERO, "", FLOOR] = self.beginning.digest()
-        life = self.beginning.bare().digest()
+        incarnation = self.beginning.bare().digest()
         if self.reports:
-            result[ZERO, "", REPORTS] = reports.digest(self.reports) ^ life
+            result[ZERO, "", REPORTS] = reports.digest(self.reports) ^ incarnation
         for epoch, acks in self._by_epoch():
             for region, one in acks.items():
                 for ledger, digest in one.digests().items():
-                    result[epoch, region, ledger] = digest ^ life
+                    result[epoch, region, ledger] = digest ^ incarnation
         for layer in self._layers or ():
             out = bytearray()
             layer.put_head(out)
-            result[layer.epoch, "", FLOOR] = int.from_bytes(blake2b(out, digest_size=8).digest(), "big") ^ life
+            result[layer.epoch, "", FLOOR] = int.from_bytes(blake2b(out, digest_size=8).digest(), "big") ^ incarnation
         return result
 
     def digest(self, key: DigestKey) -> int:

@@ -37,7 +37,7 @@ class LayeredAcks:
 
     def __init__(self) -> None:
         self.beginning: Beginning = UNKNOWN
-        """Where the subscription began, and which of its lives this is. Only ``Progress`` changes it."""
+        """Where the subscription began, and which of its incarnations this is. Only ``Progress`` changes it."""
         self._base: dict[str, AckSet] = NO_ACKS
         """For reading; use ``_changeable`` for changes."""
         self._layers: Layers | None = None

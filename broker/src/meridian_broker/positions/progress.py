@@ -13,8 +13,8 @@ rules some of the entries, and those are read from it alone (R12). The base laye
 * An ack counts in the epoch under which its message was dispatched (R13): in the newest layer, not newer than that,
   that rules the entry.
 * The place where the subscription *began* (``beginning.py``) is kept beside the acks: entries before it count as acked
-  in the base layer, until an earlier creation becomes known (R15). A later life of the subscription replaces all of it
-  (R16).
+  in the base layer, until an earlier creation becomes known (R15). A later incarnation of the subscription replaces all
+  of it (R16).
 * *Reports* (``reports.py``) say up to where a region owes nothing, acked or not: they let floors rise (R11).
 * A layer whose entries are all ruled by newer ones is never read again and is discarded. As the newer ones are part
   of the same progress and only grow, discarding it early or late makes no difference to any join.
@@ -53,7 +53,7 @@ class Progress(EncodedAcks):
     __slots__ = ()
 
     def begin(self, beginning: Beginning) -> bool:
-        """Take note of a creation or a deletion: a later life than this one's starts with nothing acked.
+        """Take note of a creation or a deletion: a later incarnation than this one's starts with nothing acked.
 
         :returns: whether anything was new.
         """
@@ -61,7 +61,7 @@ class Progress(EncodedAcks):
         joined = mine.joined(beginning)
         if joined is mine or joined == mine:
             return False
-        if joined.life != mine.life:
+        if joined.incarnation != mine.incarnation:
             self._base, self._layers, self.reports = NO_ACKS, None, reports.NONE
         self.beginning = joined
         return True
@@ -165,8 +165,8 @@ class Progress(EncodedAcks):
     @property
     def is_plain(self) -> bool:
         """Whether an ack means the same as in any other subscription: there was no rewind and no deletion."""
-        life = self.beginning.life
-        return self._layers is None and (life is ZERO or life == ZERO)
+        incarnation = self.beginning.incarnation
+        return self._layers is None and (incarnation is ZERO or incarnation == ZERO)
 
     def count_rewinds(self) -> int:
         """How many rewinds are remembered."""
@@ -198,14 +198,16 @@ class Progress(EncodedAcks):
     # -- the algebra ---------------------------------------------------------------------------------------------------
 
     def join(self, other: Progress) -> bool:
-        """Merge everything the other has; progress of an earlier life is ignored.
+        """Merge everything the other has; progress of an earlier incarnation is ignored.
 
         :returns: whether anything was new.
 
         The cost depends on the other's size, not on this one's, unless the other has a new rewind.
         """
         mine, their = self.beginning, other.beginning
-        if mine.life != their.life and mine.life > their.life:  # usually equal, and "!=" is faster than ">"
+        if (
+            mine.incarnation != their.incarnation and mine.incarnation > their.incarnation
+        ):  # usually equal, and "!=" is faster than ">"
             return False
         changed = their is not UNKNOWN and self.begin(their)
         told = other.reports and reports.joined(self.reports, other.reports)
@@ -276,8 +278,8 @@ class Progress(EncodedAcks):
         """Whether the other has everything this one has: ``other.join(self)`` would change nothing."""
         self._normalise()
         other._normalise()
-        if self.beginning.life != other.beginning.life:
-            return self.beginning.life < other.beginning.life
+        if self.beginning.incarnation != other.beginning.incarnation:
+            return self.beginning.incarnation < other.beginning.incarnation
         if other.beginning.joined(self.beginning) != other.beginning:
             return False
         if reports.joined(other.reports, self.reports) is not other.reports:
@@ -302,8 +304,8 @@ class Progress(EncodedAcks):
         other._normalise()
         result = Progress()
         beginning = self.beginning
-        if beginning.life != other.beginning.life:
-            return self.copy() if beginning.life > other.beginning.life else result
+        if beginning.incarnation != other.beginning.incarnation:
+            return self.copy() if beginning.incarnation > other.beginning.incarnation else result
         if other.beginning.joined(beginning) != other.beginning:
             result.beginning = beginning
         result.reports = reports.lacking(self.reports, other.reports)

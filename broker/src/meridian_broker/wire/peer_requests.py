@@ -5,9 +5,9 @@ A connection is authenticated once (``wire.peer_proof``); a request stands alone
 its whole content: method, target, body, both regions' names, the TLS connection. So does each answer, over its
 request's proof, status and body: answers from a false region are not accepted.
 
-Each request names the *life* of the broker that it is for, random bytes chosen at its start, and a time on its clock.
+Each request names the *run* of the broker that it is for, random bytes chosen at its start, and a time on its clock.
 The broker remembers nonces for as long as their times are accepted, so it accepts each request once. A caller
-learns life and clock by a *greeting*, a request without a proof, which is answered with a proven challenge. So regions'
+learns run and clock by a *greeting*, a request without a proof, which is answered with a proven challenge. So regions'
 clocks need not agree, old requests stay invalid after a restart, and an unauthenticated caller learns nothing but names
 and random bytes.
 
@@ -74,14 +74,14 @@ class Caller:
         self._remote = remote
         self._secrets = secrets
         self._random = random
-        self._life = b""
+        self._run = b""
         self._ahead_ms = 0
         self._key = b""
 
     @property
     def has_greeted(self) -> bool:
         """Requests can be signed."""
-        return bool(self._life) and any(key_id(secret) == self._key for secret in self._secrets())
+        return bool(self._run) and any(key_id(secret) == self._key for secret in self._secrets())
 
     def greeting(self) -> tuple[str, bytes]:
         """The header of a greeting, and its nonce."""
@@ -93,25 +93,25 @@ class Caller:
 
         :raises NotProven: the sender is not the intended region.
         """
-        life, time, key, proof = _fields(header, 4)
+        run, time, key, proof = _fields(header, 4)
         secret = shared_secret(self._secrets(), key)
-        expected = _proof(secret, b"challenge", *self._names, nonce, life, time, binding)
-        if not life or len(time) != 8 or not hmac.compare_digest(proof, expected):
+        expected = _proof(secret, b"challenge", *self._names, nonce, run, time, binding)
+        if not run or len(time) != 8 or not hmac.compare_digest(proof, expected):
             raise NotProven(f"it did not prove that it is region {self._remote}: its proof is wrong")
-        self._life, self._key = life, key
+        self._run, self._key = run, key
         self._ahead_ms = int.from_bytes(time, "big") - now_ms
 
     def forget(self) -> None:
         """The region no longer accepts our requests, because it restarted. Greet it again."""
-        self._life = b""
+        self._run = b""
 
     def sign(self, call: Call, binding: bytes, now_ms: int) -> Signed:
         """:raises NotProven: the secret that both sides knew is gone."""
         secret = shared_secret(self._secrets(), self._key)
         nonce, time = self._random(NONCE_BYTES), max(0, now_ms + self._ahead_ms).to_bytes(8, "big")
-        proof = _request_proof(secret, self._names, nonce, self._life, time, binding, call)
+        proof = _request_proof(secret, self._names, nonce, self._run, time, binding, call)
         return Signed(
-            _header(VERSION, *self._names, nonce, b"", self._life, time, self._key, proof), nonce, secret, proof
+            _header(VERSION, *self._names, nonce, b"", self._run, time, self._key, proof), nonce, secret, proof
         )
 
     def check(self, signed: Signed, status: int, body: bytes, header: str) -> None:
@@ -129,7 +129,7 @@ class Asked(NamedTuple):
 
     names: tuple[bytes, bytes]
     nonce: bytes
-    life: bytes
+    run: bytes
     time: bytes
     secret: bytes
     proof: bytes
@@ -147,43 +147,43 @@ class Guard:
     """Accepts peers' requests, each of them once."""
 
     def __init__(
-        self, region: str, life: bytes, secrets: Callable[[], tuple[bytes, ...]], *, is_one_of_several: bool = False
+        self, region: str, run: bytes, secrets: Callable[[], tuple[bytes, ...]], *, is_one_of_several: bool = False
     ) -> None:
         """
-        :param life: ``NONCE_BYTES`` random bytes, new at each start of the broker.
+        :param run: ``NONCE_BYTES`` random bytes, new at each start of the broker.
         :param is_one_of_several: the region's other brokers pass on what regions ask of all of them.
         """
         self._region = region
         self._is_one_of_several = is_one_of_several
-        self._life = life
+        self._run = run
         self._secrets = secrets
         self._seen: dict[bytes, int] = {}
         """Nonce -> when it may be forgotten, ordered by that time."""
 
     def read(self, header: str) -> Asked:
         """:raises NotProven: the header is meant for another region, or shares no secret with us."""
-        version, dialler, answerer, nonce, ids, life, time, key, proof = _fields(header, 9)
+        version, dialler, answerer, nonce, ids, run, time, key, proof = _fields(header, 9)
         if version != VERSION or len(nonce) != NONCE_BYTES:
             raise NotProven("this request is of another version")
         if answerer != self._region.encode():
             raise NotProven(f"this is region {self._region}, not {region_name(answerer)!r}: check the address")
         if region_name(dialler) == self._region and not self._is_one_of_several:
             raise NotProven(f"this is region {self._region} itself: two regions have the same name or address")
-        return Asked((dialler, answerer), nonce, life, time, shared_secret(self._secrets(), key or ids), proof)
+        return Asked((dialler, answerer), nonce, run, time, shared_secret(self._secrets(), key or ids), proof)
 
     def challenge(self, asked: Asked, binding: bytes, now_ms: int) -> str:
-        """The header that answers a greeting, or a request that comes too late or is for an earlier life."""
+        """The header that answers a greeting, or a request that comes too late or is for an earlier run."""
         time = now_ms.to_bytes(8, "big")
-        proof = _proof(asked.secret, b"challenge", *asked.names, asked.nonce, self._life, time, binding)
-        return _header(self._life, time, key_id(asked.secret), proof)
+        proof = _proof(asked.secret, b"challenge", *asked.names, asked.nonce, self._run, time, binding)
+        return _header(self._run, time, key_id(asked.secret), proof)
 
     def is_current(self, asked: Asked, now_ms: int) -> bool:
-        """Whether it is a request for this life and about now. If not, the answer is a challenge."""
-        return asked.life == self._life and abs(int.from_bytes(asked.time, "big") - now_ms) <= WINDOW_MS
+        """Whether it is a request for this run and about now. If not, the answer is a challenge."""
+        return asked.run == self._run and abs(int.from_bytes(asked.time, "big") - now_ms) <= WINDOW_MS
 
     def admit(self, asked: Asked, call: Call, binding: bytes, now_ms: int) -> Admitted:
         """:raises NotProven: it was changed in transit, or was received before."""
-        expected = _request_proof(asked.secret, asked.names, asked.nonce, asked.life, asked.time, binding, call)
+        expected = _request_proof(asked.secret, asked.names, asked.nonce, asked.run, asked.time, binding, call)
         if not self.is_current(asked, now_ms) or not hmac.compare_digest(asked.proof, expected):
             raise NotProven(
                 "the request's proof is wrong: it was changed in transit, or someone is intercepting the connection"
@@ -203,10 +203,10 @@ class Guard:
 
 
 def _request_proof(
-    secret: bytes, names: tuple[bytes, bytes], nonce: bytes, life: bytes, time: bytes, binding: bytes, call: Call
+    secret: bytes, names: tuple[bytes, bytes], nonce: bytes, run: bytes, time: bytes, binding: bytes, call: Call
 ) -> bytes:
     said = (call.method.encode(), call.target.encode("utf-8", "surrogateescape"), hashlib.sha256(call.body).digest())
-    return _proof(secret, b"request", *names, nonce, life, time, binding, *said)
+    return _proof(secret, b"request", *names, nonce, run, time, binding, *said)
 
 
 def _answer_proof(secret: bytes, request: bytes, status: int, body: bytes) -> bytes:

@@ -10,11 +10,11 @@ name, as the first time.
 So a digest never proves more than a request by name did. The invariant, in the terms of ``leases.py``:
 
     A holder counts a renewal for a stream only if its voter, after it was asked, renewed its promise for exactly that
-    stream, in that term, to that life of the holder, among those voters, with that preferred holder, and had it on
+    stream, in that term, to that run of the holder, among those voters, with that preferred holder, and had it on
     disk.
 
-- A digest covers all of that: ``AskItem``, keyed with the name of the holder's life.
-- The voter keeps only grants that it made by name in this life and has on disk. After a restart it begins with none,
+- A digest covers all of that: ``AskItem``, keyed with the name of the holder's run.
+- The voter keeps only grants that it made by name in this run and has on disk. After a restart it begins with none,
   whatever is on its disk. A grant is removed the moment its stream is granted to another holder, released, or
   requested with another term, mark or preferred holder.
 - Before it renews, the voter checks each promise of the part: are the known voters unchanged, and is the topic and
@@ -57,7 +57,7 @@ class GrantDigests(Generic[Grant]):
     """See the module's docstring. Each end decides what it stores with a grant."""
 
     def __init__(self, holder: str) -> None:
-        """:param holder: the life of the broker that holds the grants."""
+        """:param holder: the run of the broker that holds the grants."""
         self._key = blake2b(holder.encode(), digest_size=32).digest()
         self._prints: dict[Stream, int] = {}
         self.parts: dict[int, Part[Grant]] = {}

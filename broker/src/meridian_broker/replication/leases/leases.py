@@ -55,7 +55,7 @@ class Leases:
     def __init__(self, host: LeaseHost, me: str, holder: str, times: LeaseTimes | None = None) -> None:
         """
         :param me: this voter's name.
-        :param holder: this life of it: no two may ever be called the same.
+        :param holder: this run of it: no two may ever have the same name.
         """
         self._host = host
         self._me = me

@@ -114,7 +114,7 @@ class LeaseManager:
     ) -> None:
         """
         :param is_one_of_several: of the brokers of its region.
-        :param holder: this life of the broker; its region's name, ``#`` and something that no other life has.
+        :param holder: this run of the broker; its region's name, ``#`` and something that no other run has.
         :param now_ms: a monotonic clock that includes time in which the machine is suspended.
         """
         self._topics = topics

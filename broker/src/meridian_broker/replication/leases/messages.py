@@ -48,7 +48,7 @@ class LeaseAsk:
     number: int
     """Names the moment at which the asker asked; only the asker knows which."""
     holder: str
-    """A life of a broker: after a restart, the same region is another holder."""
+    """A run of a broker: after a restart, the same region is another holder."""
     duration_ms: int
     items: tuple[AskItem, ...]
 

@@ -51,7 +51,7 @@ class Vote:
     until_ms: int = 0
     """By this voter's monotonic clock; not kept on disk."""
     mark: int = 0
-    """Mark of the voters known when it was given or renewed; 0: given in an earlier life, so not known."""
+    """Mark of the voters known when it was given or renewed; 0: given in an earlier run, so not known."""
     preferred: str = ""
     """Preferred holder of the stream according to its holder's request."""
     is_written: bool = False

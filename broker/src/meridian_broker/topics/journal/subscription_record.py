@@ -42,7 +42,7 @@ class SubscriptionRecord:
     """``ZERO``: it is deleted, and this is its tombstone (R16)."""
     properties: Mapping[str, str] = field(default_factory=lambda: _NONE)
     deleted: Stamp = ZERO
-    """Stamp of the previous deletion, which identifies its life. ``ZERO``: it was never deleted."""
+    """Stamp of the previous deletion, which identifies its incarnation. ``ZERO``: it was never deleted."""
     forced: bool = False
     """The deletion was forced."""
     scope: str = LOCAL
@@ -73,8 +73,8 @@ class SubscriptionRecord:
 
 
 def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> SubscriptionRecord:
-    """Join what two regions know of one subscription: the later life and, within it, the earlier creation and the
-    later flag.
+    """Join what two regions know of one subscription: the later incarnation and, within it, the earlier creation and
+    the later flag.
     """
     if one.deleted != other.deleted:
         return one if one.deleted > other.deleted else other

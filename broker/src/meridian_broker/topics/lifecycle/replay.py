@@ -64,7 +64,7 @@ def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -
         # Many subscriptions may share one payload (``ACKED_BY_MANY``): what is read of it is not changed.
         delta = last if last is not None and payload is last_payload else Progress.decode(payload)
         last, last_payload = delta, payload
-        subscription = subscription or lost.unknown(name, delta.beginning.life)
+        subscription = subscription or lost.unknown(name, delta.beginning.incarnation)
         if kind == Kind.ACKED and on_acked is not None:
             on_acked(name, time_ms, delta)
         if subscription is not None:

@@ -71,7 +71,7 @@ class Loading:
         await each(self._parts.scheduler, work, lambda one: str(one.args[0]), lambda one: one(), at_once=at_once)
 
     async def _look_for_halves(self, on_record: Set[TopicName]) -> None:
-        """Partitioned topics that an earlier life of the broker began to make, or to delete.
+        """Partitioned topics that an earlier run of the broker began to make, or to delete.
 
         A topic of this region alone is complete without the partitions that were never used.
 

@@ -179,7 +179,7 @@ async def forget_partitioned(opener: TopicOpener, name: TopicName, stamp: Stamp)
 
 
 async def finish(opener: TopicOpener, name: TopicName) -> None:
-    """Delete what is left of a partitioned topic whose deletion was begun by an earlier life of the broker, or failed.
+    """Delete what is left of a partitioned topic whose deletion was begun by an earlier run of the broker, or failed.
 
     :raises MetadataError, LedgerError, TopicError: something is left.
     """
@@ -189,7 +189,7 @@ async def finish(opener: TopicOpener, name: TopicName) -> None:
         if record is None or record.deleting is None:
             return
         stamp = Stamp.parse(record.deleting)
-        left = await hold(opener, await partition_names(opener, name), locks)  # opening deletes what is of that life
+        left = await hold(opener, await partition_names(opener, name), locks)  # opening deletes what that run left
         await opener.parts.catalog.partitioned.delete(name, stamp)
         await opener.parts.catalog.shadows.delete(name)
         log.info("partitioned topic %s: completed a deletion that was begun earlier", name)

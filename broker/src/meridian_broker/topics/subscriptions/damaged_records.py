@@ -134,8 +134,8 @@ class LostRecords:
         return bool(self._losses) and any(loss.in_doubt or name in loss.subscriptions for loss in self.recent())
 
     def stands_in(self, subscription: Subscription) -> bool:
-        """Whether it was created again here and other regions have not reported yet which life the damaged one had,
-        nor whether it was shared.
+        """Whether it was created again here and other regions have not reported yet which incarnation the damaged one
+        was, nor whether it was shared.
 
         One that a client created begins with the creation in its record, also after a restart.
         """
@@ -175,15 +175,15 @@ class LostRecords:
         """Whether a damaged record was met so far."""
         return bool(self._found)
 
-    def unknown(self, name: str, life: Stamp = ZERO) -> Subscription | None:
+    def unknown(self, name: str, incarnation: Stamp = ZERO) -> Subscription | None:
         """A record refers to a subscription that no intact record created: create it again if damage explains that.
 
-        :param life: life of the subscription, as in the record.
+        :param incarnation: of the subscription, as in the record.
         """
-        if not self._found or life < self._deleted(name):
+        if not self._found or incarnation < self._deleted(name):
             return None
         next(reversed(self._found.values())).names.add(name)
-        return self._make(name, life)
+        return self._make(name, incarnation)
 
     def removed(self, name: str) -> None:
         """A record says that the subscription was deleted, so a damaged creation before it is not missing."""
@@ -194,31 +194,31 @@ class LostRecords:
         grave = self._tombstones.get(name)
         return ZERO if grave is None else grave.deleted
 
-    def _make(self, name: str, life: Stamp = ZERO) -> Subscription:
+    def _make(self, name: str, incarnation: Stamp = ZERO) -> Subscription:
         progress = Progress()
-        progress.begin(Beginning(life, ZERO, {}))  # where it began is unknown here; other regions report it
-        made = self._subscriptions[name] = self._make_one(self._record(name, life), progress)
+        progress.begin(Beginning(incarnation, ZERO, {}))  # where it began is unknown here; other regions report it
+        made = self._subscriptions[name] = self._make_one(self._record(name, incarnation), progress)
         return made
 
-    def _record(self, name: str, life: Stamp) -> SubscriptionRecord:
-        return SubscriptionRecord(name, created=self._topic.clock.next(after=life), deleted=life)
+    def _record(self, name: str, incarnation: Stamp) -> SubscriptionRecord:
+        return SubscriptionRecord(name, created=self._topic.clock.next(after=incarnation), deleted=incarnation)
 
     def follow_progress(self, subscription: Subscription) -> None:
-        """Its progress may be of a later life than its record: then the record of that life is damaged."""
-        life = subscription.cursor.progress.beginning.life
-        if self._found and life > subscription.record.deleted:
-            subscription.follow_record(self._record(subscription.name, life))
+        """Its progress may be of a later incarnation than its record: then the record of that one is damaged."""
+        incarnation = subscription.cursor.progress.beginning.incarnation
+        if self._found and incarnation > subscription.record.deleted:
+            subscription.follow_record(self._record(subscription.name, incarnation))
             next(reversed(self._found.values())).names.add(subscription.name)
 
     def finish(self) -> None:
         """The whole log was read: create what is missing."""
         known = self._subscriptions
-        for name, (ledger, life) in self._missing.items():
+        for name, (ledger, incarnation) in self._missing.items():
             if name in known:
                 continue
             self._found[ledger].in_doubt = True  # the name may be damaged, too
-            if self._deleted(name) == life:  # otherwise a deletion follows, maybe of an earlier life
-                self._make(name, life)
+            if self._deleted(name) == incarnation:  # otherwise a deletion follows, maybe of an earlier incarnation
+                self._make(name, incarnation)
         self._missing.clear()
         for subscription in known.values():
             self.follow_progress(subscription)

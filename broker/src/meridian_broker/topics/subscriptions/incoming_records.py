@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides what follows when a subscription's record arrives, from another region or from the progress log. Pure.
 
-A record says that a subscription of some life exists, or that a life has ended. The later life wins (R16). The two
-sources differ in what their records are compared with. Another region may know less than this one, so its record is
-joined with ours, and a subscription that was always this region's own is left alone (R15). Records in the progress
-log were joined before they were written, so the last one counts.
+A record says that an incarnation of a subscription exists, or has ended. The later one wins (R16). The two sources
+differ in what their records are compared with. Another region may know less than this one, so its record is joined
+with ours, and a subscription that was always this region's own is left alone (R15). Records in the progress log were
+joined before they were written, so the last one counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Verdict(Enum):
     BESIDE = "its tombstone is kept beside a subscription that it does not end"
     BURY = "its tombstone is kept; there is no subscription"
     REMOVE = "the subscription goes, and its tombstone is kept"
-    REPLACE = "the subscription goes, and one of a later life takes its place"
+    REPLACE = "the subscription goes, and one of a later incarnation takes its place"
     MAKE = "a subscription is made"
     TURN_ON = "the subscription is replicated from now on"
     UPDATE = "the subscription gets another record"
@@ -72,9 +72,9 @@ def told(came: SubscriptionRecord, here: Here, now_ms: int) -> Decision:
     ==============  ========  ===========  =======  ==========
 
     The columns are what is here: a subscription is replicated once other regions know it. Earlier, same, later: its
-    life, compared with that of what is here. An update is ``TURN_ON`` if replication begins by it, and ``NOTHING`` if
-    all of it is known. One that stands in for a damaged one is treated as replicated. Where nothing is here, an expired
-    tombstone is ignored.
+    incarnation, compared with that of what is here. An update is ``TURN_ON`` if replication begins by it, and
+    ``NOTHING`` if all of it is known. One that stands in for a damaged one is treated as replicated. Where nothing is
+    here, an expired tombstone is ignored.
     """
     held = here.held
     known = here.grave if held is None else held
@@ -108,8 +108,8 @@ def logged(came: SubscriptionRecord, here: Here) -> Decision:
 
     Columns as in ``told``. An update is ``TURN_ON`` if replication begins by it.
 
-    A tombstone after a subscription of a later life, or of one that other regions never knew, does not apply to it:
-    a new ledger begins with the subscriptions, and the tombstones follow.
+    A tombstone after a subscription of a later incarnation, or of one that other regions never knew, does not apply to
+    it: a new ledger begins with the subscriptions, and the tombstones follow.
     """
     held = here.held
     if came.is_gone:

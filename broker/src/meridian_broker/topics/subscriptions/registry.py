@@ -3,8 +3,8 @@
 
 Deleting a replicated subscription leaves a *tombstone*: its record with the stamp of the deletion. It is replicated
 like any other record, so a region that was away removes its copy instead of bringing the subscription back, and
-progress of the earlier life is refused from then on. A subscription created under the same name later has a later
-life.
+progress of the earlier incarnation is refused from then on. A subscription created under the same name later is a
+later incarnation.
 
 A subscription whose replicated flag was switched off stays part of the exchange with its record, without progress, so
 that the other regions learn of the switch. One that was never replicated is not part of it.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.newest import Newest
 
 _ENDING: Final = (Verdict.REMOVE, Verdict.REPLACE)
-"""Verdicts that end the life of the current subscription."""
+"""Verdicts that end the current subscription."""
 
 
 class SubscriptionRegistry:
@@ -143,12 +143,12 @@ class SubscriptionRegistry:
         grave = self.tombstones.get(name)
         if replicated and grave is None:
             self.tombstones.check_room()
-        life = ZERO if grave is None else grave.deleted
-        stamp = self._topic.clock.next(after=life)
+        incarnation = ZERO if grave is None else grave.deleted
+        stamp = self._topic.clock.next(after=incarnation)
         if replicated:
             self.tombstones.pop(name, None)
         self.closed_names.open(name)
-        return SubscriptionRecord(name, replicated, stamp if replicated else ZERO, stamp, dict(properties), life)
+        return SubscriptionRecord(name, replicated, stamp if replicated else ZERO, stamp, dict(properties), incarnation)
 
     def write(self, subscription: Subscription, done: Done | None = None) -> None:
         """Record the subscription as it is now, and send that to the other regions."""
@@ -323,13 +323,13 @@ class SubscriptionRegistry:
             done(str(error))
             return
         subscription, grave = self.subscriptions.get(name), self._shared_record(name)
-        life = grave.deleted if grave is not None else ZERO
+        incarnation = grave.deleted if grave is not None else ZERO
         if subscription is None and grave is None:
             done(f"there is no subscription {name!r} here, and its record did not come with the delta")
-        elif delta.beginning.life > life:
+        elif delta.beginning.incarnation > incarnation:
             done(f"{name!r} was deleted there, and its record did not come with the delta")
         elif subscription is None or not subscription.replicated:
-            self._topic.progress_log.when_durable(durable)  # of an earlier life, or switched off: ignored
+            self._topic.progress_log.when_durable(durable)  # of an earlier incarnation, or switched off: ignored
         else:
             rewinding.merge(subscription.cursor, delta, done)
 
@@ -422,7 +422,7 @@ def _beginning_of(progress: Progress) -> Progress:
 
 
 def _nothing(record: SubscriptionRecord) -> Progress:
-    """Progress of that life with nothing acked."""
+    """Progress of that incarnation with nothing acked."""
     progress = Progress()
     progress.begin(Beginning(record.deleted, ZERO, NOWHERE))
     return progress

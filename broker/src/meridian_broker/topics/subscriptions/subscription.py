@@ -91,9 +91,9 @@ class Subscription:
         self._pumping = False
 
     def follow_record(self, record: SubscriptionRecord) -> None:
-        """Replace the record by one of the same life or a later one. The caller writes it to the log."""
+        """Replace the record by one of the same incarnation or a later one. The caller writes it to the log."""
         assert record.name == self.record.name, "a record of another subscription"
-        assert record.deleted >= self.record.deleted, "a record of an earlier life"
+        assert record.deleted >= self.record.deleted, "a record of an earlier incarnation"
         self.record = record
 
     @property
