@@ -108,7 +108,7 @@ async def test_a_topic_that_moves_stores_nothing_without_a_receipt(
         send(wire, 0)
         await until(lambda: topics[NAME].stored.messages_in == 1)
         unloading = asyncio.ensure_future(closing.unload(inside.service.opener, parse(NAME)))
-        await until(lambda: topics[NAME].settling is Settling.IS_DEAF)
+        await until(lambda: topics[NAME].settling is Settling.IGNORES_MESSAGES)
         send(wire, 1)
         wire.say(T.PING, pb.CommandPing())
         await wire.hear(T.PONG)

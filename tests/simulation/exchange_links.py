@@ -283,5 +283,5 @@ class ExchangeLinks:
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
-            assert deadline > now or not self._world.weather.strict, "tick left undone what was due"
+            assert deadline > now or not self._world.weather.strict, "something is still due after tick"
             self._timer = self._world.loop.after(max(deadline - now, 1) * 1000, self._broker, self._tick)

@@ -201,7 +201,7 @@ async def test_topics_that_settle() -> None:
 
     def topic(subscription: Subscription) -> Any:
         log: Any = SimpleNamespace(when_durable=lambda told: told(None))
-        stages = {Settling.RESTS: rested.done, Settling.IS_DEAF: deaf.done}
+        stages = {Settling.DISPATCHES_NOTHING: rested.done, Settling.IGNORES_MESSAGES: deaf.done}
         return SimpleNamespace(settle=lambda stage: stages[stage](), subscriptions={"s": subscription}, log=log)
 
     topics = [topic(Subscription(idle, 0)) for _ in range(MANY)]

@@ -45,14 +45,14 @@ _ENOUGH: Final[Mapping[Wish, frozenset[str]]] = {
     Wish.LIST: frozenset({PRODUCE, CONSUME}),
     Wish.ADMINISTER: frozenset(),
 }
-"""Actions of which any one permits it."""
+"""Any one of these permissions suffices."""
 
 _OF_NAMESPACES: Final = frozenset({Wish.LIST})
 """A permission on one topic says nothing about the others."""
 
 
 _OF_REPLICATORS: Final = frozenset({Wish.FIND, Wish.REGISTER})
-"""What replicators need besides their producers, which another rule admits (R7)."""
+"""What replicators may do besides producing, which another rule admits (R7)."""
 
 
 def decide(wish: Wish, role: RoleFacts) -> bool:

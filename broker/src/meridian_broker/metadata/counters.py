@@ -27,7 +27,7 @@ BLOCKS_AT_ONCE: Final = 16
 """Most blocks taken by one write of the metadata, which takes only as many as the waiting callers need."""
 
 LEAP_MS: Final = 1 << 22
-"""How far a broker that starts with its clock behind the last id may leap ahead: 70 minutes, of decades of ids."""
+"""How far ahead of its clock a broker may choose ids when it starts with a clock behind the last id: 70 minutes."""
 
 _MS_BITS: Final = 12
 """Ids per millisecond: 64 blocks, of which a region uses one, chosen by its name."""

@@ -27,7 +27,7 @@ class Asked:
     """What the source's broker would delete."""
 
     upto: Position = EARLIEST
-    """Everything up to this is outside retention, and nobody else needs it."""
+    """Everything up to this is outside retention, and nothing but shadows may still need it."""
     truncated: Position = EARLIEST
     """Everything up to this is deleted, whoever needs it."""
     number: int = 0

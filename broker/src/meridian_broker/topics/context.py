@@ -38,9 +38,9 @@ class Settling(Enum):
 
     NOT = "not"
     """It is served."""
-    RESTS = "rests"
+    DISPATCHES_NOTHING = "dispatches nothing"
     """It dispatches nothing any more."""
-    IS_DEAF = "is deaf"
+    IGNORES_MESSAGES = "ignores messages"
     """It also ignores messages that arrive: clients send them again to the next owner."""
 
 

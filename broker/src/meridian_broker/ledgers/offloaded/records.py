@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a ledger that has, or is to have, a copy in the object store.
 
-The ledger is sealed, so its copy never changes, and whoever makes one makes the same. Two things must always hold: the
-original or a whole copy on record exists, and whatever lies in the object store is on record until it is deleted::
+The ledger is sealed, so its copy never changes, and every broker makes an identical one. Two things always hold: the
+original or a complete, recorded copy exists, and everything in the object store is recorded until it is deleted::
 
     (none) -> UPLOADING -> COPIED -> LEAVING -> AWAY
        |          |           |         |         |
@@ -11,11 +11,11 @@ original or a whole copy on record exists, and whatever lies in the object store
                                 DOOMED -> (none)
 
 Each step is one write of the record against its last version, made *before* the work it announces begins; the next step
-follows only when that work is done. So whoever finds a record after a crash knows what may have happened, and repeats
-it:
+follows only when that work is done. So a broker that finds a record after a crash knows what may have
+happened, and repeats it:
 
-- UPLOADING: objects of this copy may exist. Whoever finds this begins another copy, under another name; what is left of
-  this one is deleted once the original is gone, because until then another broker may still be making it.
+- UPLOADING: objects of this copy may exist. A broker that finds this begins another copy, under another name; what is
+  left of this one is deleted once the original is gone, because until then another broker may still be making it.
 - COPIED: the copy is whole, and the original exists.
 - LEAVING: the original is being deleted; the ledger is read from the copy.
 - AWAY: there is only the copy.

@@ -31,8 +31,9 @@ def in_transactions(events: Sequence[Event]) -> list[Sequence[Event]]:
 
 
 def in_bursts(messages: Sequence[Message]) -> list[list[Message]]:
-    """As few groups as stores allow, in order, none of which has a path twice. A message that is too large for one
-    transaction is alone, and so is a mark: it is about everything before it."""
+    """Split messages, in order, into the fewest groups that a transaction can hold and in which no path occurs twice. A
+    message that is too large for one transaction forms its own group, as does a mark, which is about everything before
+    it."""
     bursts: list[list[Message]] = []
     touched: set[str] = set()
     number = size = 0

@@ -17,7 +17,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.replication.leases.messages import LeaseMessage
 
 PROTOCOL_VERSION: Final = 6
-"""Version of the peer commands. Versions N and N-1 interwork (DESIGN section 8)."""
+"""Version of the peer commands. Versions N and N-1 interwork (docs/operations.md, upgrades)."""
 OLDEST_VERSION: Final = 1
 SUMMARY_VERSION: Final = 2
 """From this version on a peer understands a ``Summary``."""

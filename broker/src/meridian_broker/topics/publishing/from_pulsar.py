@@ -65,7 +65,10 @@ class FromPulsar:
         outcome."""
         region = producer.remote_region
         assert region is not None
-        if self._topic.settling is Settling.IS_DEAF or producer.topic.producers.get(producer.name) is not producer:
+        if (
+            self._topic.settling is Settling.IGNORES_MESSAGES
+            or producer.topic.producers.get(producer.name) is not producer
+        ):
             producer.port.dropped([send])
             return 0
         try:

@@ -71,7 +71,7 @@ class Storing:
         The messages are those of one read of the connection, so that the cost per call is shared by all of them.
         """
         topic = self._topic
-        if topic.settling is Settling.IS_DEAF:
+        if topic.settling is Settling.IGNORES_MESSAGES:
             producer.port.dropped(sends)
             return 0
         if topic.is_ended:
@@ -127,7 +127,7 @@ class Storing:
                 self._count_foreign(producer, messages, len(send.body))
             return
         topic, stamp = self._topic, send.origin
-        if topic.settling is Settling.IS_DEAF:
+        if topic.settling is Settling.IGNORES_MESSAGES:
             producer.port.dropped([send])
             return
         if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:

@@ -34,7 +34,7 @@ async def settle(topics: Collection[Topic], scheduler: Scheduler) -> None:
     bounded and for all topics at once."""
     owing: list[Subscription] = []
     async for topic in in_slices(scheduler, topics):
-        topic.settle(Settling.RESTS)
+        topic.settle(Settling.DISPATCHES_NOTHING)
         owing += filter(_is_owed_acks, topic.subscriptions.values())
 
     def have_acknowledged() -> bool:
@@ -44,7 +44,7 @@ async def settle(topics: Collection[Topic], scheduler: Scheduler) -> None:
     await _until(have_acknowledged, ACK_SECONDS, scheduler)
     storing: set[int] = set()
     async for topic in in_slices(scheduler, topics):
-        topic.settle(Settling.IS_DEAF)
+        topic.settle(Settling.IGNORES_MESSAGES)
         storing.add(id(topic))
         topic.log.when_durable(partial(_stored, storing, id(topic)))
     await _until(lambda: not storing, RECEIPT_SECONDS, scheduler)
