@@ -151,8 +151,14 @@ EMPTIED = [("own", 1), ("reopen", 0), *[("own", 1)] * 3, ("own", 4), ("look", 0)
 """Nothing of the followed log exists any more, and no ledger is recorded."""
 
 
+UNUSED = [("own", 7), ("trim", 0), ("look", 0), ("reopen", 0)]
+"""The owner ended after it had begun a ledger; nothing was stored there, and the next owner did not keep it."""
+
+
 @settings(max_examples=150, deadline=None)
 @given(steps, st.sampled_from([0, 1, 3]))
+@example(UNUSED, 0)
+@example([*UNUSED, ("look", 0), ("own", 9), ("look", 0), ("own", 3)], 0)
 @example(EMPTIED, 0)
 @example([*EMPTIED, ("look", 0), ("own", 9), ("look", 0), ("own", 3)], 0)
 def test_it_equals_the_log_whenever_it_looks(done: list[tuple[str, int]], reset_behind: int) -> None:

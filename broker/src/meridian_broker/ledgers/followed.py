@@ -10,7 +10,7 @@ fenced or sealed: the writer does not notice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
 
@@ -81,7 +81,7 @@ class FollowedLog(TopicLog):
         first = self._first_of(spans)
         for chapter in self._chapters:
             span = listed.get(chapter.ledger_id)
-            if span is None and chapter.ledger_id >= first:
+            if span is None and chapter.ledger_id >= first and chapter.entries:
                 return False
             if span is not None and 0 <= span.entries < chapter.entries:
                 return False
@@ -100,8 +100,17 @@ class FollowedLog(TopicLog):
                 self._ids.append(span.ledger_id)
                 if span.entries:
                     self._tell(Position(span.ledger_id, span.entries - 1))
+        self._drop_unused({span.ledger_id for span in spans})
         self._recorded = tuple(spans)
         self._note_ends(last_own, last_origins)
+
+    def _drop_unused(self, listed: Collection[int]) -> None:
+        """Forget newest ledgers that never had an entry and that the topic's next owner did not keep."""
+        while self._chapters and not self._chapters[-1].entries and self._ids[-1] not in listed:
+            self.stop_following()
+            self._forget_tail()
+            self._index = None
+            del self._chapters[-1], self._ids[-1]
 
     @property
     def gone(self) -> Position | None:
