@@ -76,7 +76,7 @@ class FuzzedBroker:
         self.port, self.http_port = free_port(), free_port()
         self.turns = LongestTurn()
         self.other: Pair
-        self._loop = asyncio.new_event_loop()
+        self._runner = asyncio.Runner()
         self._failures = LoggedErrors()
         self._inside = broker_inside(
             directory, brokerServicePort=self.port, webServicePort=self.http_port, keepAliveIntervalSeconds=3600
@@ -85,14 +85,17 @@ class FuzzedBroker:
 
     def __enter__(self) -> Self:
         logging.getLogger().addHandler(self._failures)
-        self._loop.run_until_complete(self._inside.__aenter__())
-        self.other = self._loop.run_until_complete(Pair.open(self.port, f"{TOPICS}/other"))
+        self._runner.run(self._inside.__aenter__())
+        self.other = self._runner.run(Pair.open(self.port, f"{TOPICS}/other"))
         return self
 
     def __exit__(self, *error: object) -> None:
         logging.getLogger().removeHandler(self._failures)
-        self._loop.run_until_complete(self._inside.__aexit__(None, None, None))
-        self._loop.close()
+        self._runner.run(self.other.line.close())
+        self._runner.run(self._inside.__aexit__(None, None, None))
+        # Ends what the broker's process would end as well: an aiohttp handler may wait up to 10 s for the rest of a body
+        # whose connection is lost, and its server does not wait for it.
+        self._runner.close()
 
     def run(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """:param story: returns the story anew with each call.
@@ -112,7 +115,7 @@ class FuzzedBroker:
         self.turns.longest = 0.0
         gc.disable()  # collecting the drawn scripts is not part of a turn
         try:
-            self._loop.run_until_complete(story)
+            self._runner.run(story)
         finally:
             gc.enable()
         return self.turns.longest

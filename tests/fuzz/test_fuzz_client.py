@@ -51,9 +51,11 @@ class Hostile:
                     await writer.drain()
                 await self._answered()
         finally:
-            writer.close()
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
+            writer.transport.abort()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def _answered(self) -> None:
         """Wait until the broker answers, or does not answer soon."""

@@ -9,6 +9,7 @@ no turn of the broker's loop takes more than 50 ms of CPU time, and the broker l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -138,7 +139,9 @@ async def say(port: int, request: Request) -> bytes:
     except (ConnectionError, TimeoutError):
         pass  # the server waits for the rest of an incomplete request, up to its deadline
     finally:
-        writer.close()
+        writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
     return said
 
 
