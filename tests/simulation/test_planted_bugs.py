@@ -61,6 +61,7 @@ BY_STORIES = (
     "snapshot-in-one-round",
     "snapshot-tells-pulsar-what-nobody-vouched-for",
     "stray-id-acknowledges",
+    "sync-a-forgotten-deletion-knew-everything",
     "sync-a-future-event-is-dropped",
     "sync-a-minority-expels",
     "sync-a-parked-event-was-heard",

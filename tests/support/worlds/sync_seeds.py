@@ -98,6 +98,8 @@ class SyncSeed:
         self._finish_all()
         self.world.quiet(has_checks=self._has_checks)
         self.world.check_agreement(was_restored=self._was_restored)
+        if not self._was_restored:
+            self.world.check_losses()
         # Partitions that a region made while no other waited for it are listed as conflicts, like all its writes then.
         is_listed = any(path == PARTITIONED for one in self.world.regions.values() for path, _ in one.store.set_aside)
         for name in self.world.names if not self._was_restored and not is_listed else ():

@@ -137,6 +137,7 @@ class StoreInMemory:
 
     def _check_conflict(self, path: str, put: Put) -> None:
         conflict = conflict_from_store(put.path, put.value)
+        self.histories.note_listed(path, conflict)
         if not conflict.won.stamp.region:
             self.set_aside.add((path, conflict.lost.stamp))
         if self.histories.is_false(path, conflict):

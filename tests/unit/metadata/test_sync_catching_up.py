@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from meridian_broker.metadata import keys
@@ -24,7 +23,6 @@ from meridian_broker.metadata.sync.choice import (
     SyncChoice,
 )
 from meridian_broker.metadata.sync.events import Changes, Event
-from meridian_broker.metadata.sync.marks import LATEST_KEPT, MARKS_KEPT, Since, heard_at, thinned
 from meridian_broker.metadata.sync.stamped import Stamped, canonical
 from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standing, off_clock
 from meridian_broker.positions.clock import Stamp
@@ -126,18 +124,6 @@ def test_marks_received_after_a_write_do_not_make_it_a_conflict(world: SyncWorld
     world.finish("us", world.catch_up("us", "eu"))
     assert world.values("us")[ROLE] == 2
     assert world.conflicts("us") == {}
-
-
-def test_of_older_marks_fewer_are_kept() -> None:
-    since: list[Since] = []
-    for number in range(5000):
-        since = thinned([*since, ((5000 * number, 0), (5000 * number + 7, 0))])
-    assert len(since) == MARKS_KEPT
-    assert [mark for mark, _ in since[-LATEST_KEPT:]] == [(5000 * number, 0) for number in range(4992, 5000)]
-    now_ms = since[-1][1][0]
-    for (_, before), (_, after) in pairwise(since):
-        assert after[0] - before[0] <= max(5000, 2 * (now_ms - after[0])), since
-    assert heard_at(since, (now_ms - 600_000, 0)) >= (now_ms - 2_000_000, 0)
 
 
 def pass_horizon(world: SyncWorld) -> None:

@@ -15,7 +15,6 @@ from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.catching_up import Digest
 from meridian_broker.metadata.sync.digests import BUCKETS, PARTS, Place, Summary
 from meridian_broker.metadata.sync.events import MAX_COUNTER
-from meridian_broker.metadata.sync.marks import MARKS_KEPT, Since
 from meridian_broker.metadata.sync.stamped import (
     BEGINNING,
     MAX_GENERATION,
@@ -71,8 +70,7 @@ class RestPeer:
             shared = frozenset(map(str, said.get("shares", said["scopes"])))
             buckets, mark = _numbers(said["buckets"], BUCKETS), _moment(said["mark"])
             heard = _moment(said.get("heard"))  # earlier versions send none
-            since = None if said.get("since") is None else [_since(one) for one in said["since"][:MARKS_KEPT]]
-            return Digest(about, buckets, _moment(said["horizon"]), mark, heard, str(said["identity"]), shared, since)
+            return Digest(about, buckets, _moment(said["horizon"]), mark, heard, str(said["identity"]), shared)
 
     async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> Mapping[int, Sequence[int]]:
         said = await self._ask("POST", "parts", {"scopes": sorted(scopes), "buckets": list(buckets)})
@@ -194,11 +192,6 @@ def _numbers(said: Any, count: int) -> list[int]:
 
 def _moment(said: Any) -> Moment:
     return (int(said[0]), int(said[1])) if said else BEGINNING
-
-
-def _since(said: Any) -> Since:
-    mark, at = said
-    return _moment(mark), _moment(at)
 
 
 def _reason(said: Any) -> str:

@@ -20,7 +20,7 @@ from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.catching_up import BUCKETS_TOGETHER, PLACES_TOGETHER, STATES_TOGETHER
 from meridian_broker.metadata.sync.digests import BUCKETS, PARTS, Place
-from meridian_broker.metadata.sync.marks import read_mark, read_since
+from meridian_broker.metadata.sync.marks import read_mark
 from meridian_broker.metadata.sync.reading import Seen, read_moment
 
 LOOKS: Final = 10
@@ -59,7 +59,6 @@ async def digest(request: web.Request) -> web.Response:
             "buckets": numbers_json(session.known.buckets(scopes)),
             "horizon": None if horizon is None else list(read_moment(paths.HORIZON, horizon)),
             "mark": None if mark is None else list(read_mark(asked, mark.value)[0]),
-            "since": [] if mark is None else [list(map(list, one)) for one in read_since(asked, mark.value)],
             "heard": list(await session.applier.heard_of_all()),
             "clockMillis": sharing.now_ms(),
         }

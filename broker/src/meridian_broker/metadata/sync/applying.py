@@ -35,7 +35,7 @@ from meridian_broker.metadata.sync.converging import (
 from meridian_broker.metadata.sync.events import MAX_COUNTER, Changes, Event, Mark, Message
 from meridian_broker.metadata.sync.grouping import in_bursts, in_transactions
 from meridian_broker.metadata.sync.kept import Waiting
-from meridian_broker.metadata.sync.marks import read_mark, read_since, write_mark
+from meridian_broker.metadata.sync.marks import read_mark, write_mark
 from meridian_broker.metadata.sync.merging import is_merged, is_same_topic, loses_nothing, united
 from meridian_broker.metadata.sync.parked import from_parked, parked_to_store
 from meridian_broker.metadata.sync.publishing import PAUSE_MS
@@ -261,6 +261,15 @@ class Applier:
         """As ``heard_of_all``, but for the regions that have not been expelled."""
         return await self._heard_of(self._regions() - await self.expelled())
 
+    async def heard_by_all(self) -> Moment:
+        """Up to where this region knows that every other one has heard it; ``BEGINNING``: some never did.
+
+        A deletion that has not arrived here was made by a region that knew what this one wrote up to there: a mark
+        comes after the deletions made before what it says was heard."""
+        others, marks = self._regions() - {self.region}, await self._marks()
+        heard = [marks[region][1] if region in marks else {} for region in others]
+        return min((one.get(self.region, BEGINNING) for one in heard), default=BEGINNING)
+
     async def _heard_of(self, regions: Collection[str]) -> Moment:
         heard = await self.heard()
         return min((heard.get(region, BEGINNING) for region in regions), default=BEGINNING)
@@ -365,12 +374,11 @@ class Applier:
             seen = await read(self._store, [where])
             record = seen.records[where]
             known, heard = (None, {}) if record is None else read_mark(where, record.value)
-            since = () if record is None else read_since(where, record.value)
             if known is not None and known >= mark.upto:
                 return
             united = {region: max(upto, heard.get(region, upto)) for region, upto in mark.heard.items()}
-            shown = write_mark(mark.upto, united, [*since, (mark.upto, moment(self._clock.next()))])
-            if await self._store.transact([*seen.checks().values()], [Put(where, shown)]):
+            operations = [Put(where, write_mark(mark.upto, united))]
+            if await self._store.transact([*seen.checks().values()], operations):
                 return
         raise Contended(f"recording what {mark.region} has heard: others changed it {ATTEMPTS} times in the meantime")
 

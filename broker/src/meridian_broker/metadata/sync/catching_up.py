@@ -29,7 +29,6 @@ from meridian_broker.metadata.sync.digests import Place, Summary, compare, forgo
 from meridian_broker.metadata.sync.events import Event, Written
 from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER, in_transactions
 from meridian_broker.metadata.sync.known import Known
-from meridian_broker.metadata.sync.marks import Since, heard_at
 from meridian_broker.metadata.sync.merging import is_merged, united
 from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.metadata.sync.shapes import refusal_of
@@ -60,8 +59,6 @@ class Digest:
     """Of the peer's store."""
     shared: frozenset[str] = frozenset()
     """All scopes that the peer shares."""
-    since: Sequence[Since] | None = None
-    """The last marks of the asking region, and when the peer heard them; None: an earlier version does not say."""
 
 
 Together = Callable[[Iterable[Awaitable[None]]], Awaitable[None]]
@@ -149,7 +146,7 @@ async def take(
     :raises MetadataError: the peer or the store does not answer, or a value cannot be served here. The others, or what
         was taken until then, stay.
     """
-    heard = comparison.digest.heard
+    heard, known_upto = comparison.digest.heard, await applier.heard_by_all()
     difference = compare(comparison.here, comparison.there, comparison.digest.horizon, await applier.heard_of_awaited())
     scopes = comparison.digest.scopes & frozenset(scopes)
     wanted = [path for path in difference.wanted if paths.scope_of(path) in scopes]
@@ -160,7 +157,7 @@ async def take(
         came: dict[str, Stamped] = {}
         await together([*taking, _fetch(peer, some, came)])  # the next portion comes while this one is stored
         present = sorted(came.keys() & set(some))
-        events = [Event(path, came[path], _seen(comparison, path, applier.region, peer.region)) for path in present]
+        events = [Event(path, came[path], _seen(comparison, path, applier.region, known_upto)) for path in present]
         refusals = {event.path: why for event in events if (why := refusal_of(event)) is not None}
         refused += refusals.values()
         events = [event for event in events if event.path not in refusals]
@@ -173,7 +170,7 @@ async def take(
     for some in _portions(forgetting, STATES_TOGETHER):  # its listing may be from before its store had them
         await _fetch(peer, some, there)
     forgetting = [path for path in forgetting if path not in there]
-    gone = [Event(path, deletion, _seen(comparison, path, applier.region, peer.region)) for path in forgetting]
+    gone = [Event(path, deletion, _seen(comparison, path, applier.region, known_upto)) for path in forgetting]
     for group in in_transactions(gone):
         await applier.take(group)
     if refused:
@@ -242,19 +239,15 @@ async def _write_again(
         raise Contended(f"{some[0]} or another difference was changed meanwhile: try again")
 
 
-def _seen(comparison: Comparison, path: str, region: str, peer: str) -> Written | None:
-    """What the writer of the peer's state saw at the path, as far as marks tell: our state, unless we wrote it and the
-    peer had not heard of that when its state was written. Then the two regions wrote without knowing of each other,
-    unless the state itself says that its writer knew ours (``Stamped.knew``): marks lag behind what was applied, and
-    tell nothing about what a third region knew.
+def _seen(comparison: Comparison, path: str, region: str, known_upto: Moment) -> Written | None:
+    """What whoever wrote or deleted there had seen, as far as marks tell: our state, unless we wrote it and not every
+    region is known to have heard of that. The state may say more (``Stamped.knew``), but of a deletion that the peer
+    has forgotten, and of what preceded one, nothing else is known.
 
-    Whether it has heard of it since then does not matter."""
-    known, state, digest = comparison.here.get(path), comparison.there.get(path), comparison.digest
-    heard = digest.mark
-    if digest.since is not None and state is not None:
-        heard = heard_at(digest.since, moment(state.stamp))
-    is_of_others = state is not None and state.stamp.region != peer
-    if known is None or (known.stamp.region == region and (is_of_others or moment(known.stamp) > heard)):
+    :param known_upto: as ``Applier.heard_by_all``.
+    """
+    known = comparison.here.get(path)
+    if known is None or (known.stamp.region == region and moment(known.stamp) > known_upto):
         return None
     return known.generation, known.stamp
 
