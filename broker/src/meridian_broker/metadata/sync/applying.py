@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from meridian_broker.metadata import keys
@@ -344,7 +344,11 @@ class Applier:
             verdict = decide(present, event.state, horizon, latest)
             verdicts.append(verdict)
             if verdict is Verdict.APPLIED:
-                is_unseen = present is not None and overwrites_unseen(present, event)
+                # What was parked had arrived when later marks were heard, but had replaced nothing: they do not tell what
+                # its writer had seen, and the state itself does.
+                was_parked = seen.records[paths.parked(event.path)] is not None
+                found = replace(event, replaced=None) if was_parked else event
+                is_unseen = present is not None and overwrites_unseen(present, found)
                 operations += self._storing(event, present, seen, is_unseen=is_unseen)
                 if present is not None and is_unseen and not loses_nothing(event.path, present, event.state):
                     conflicts += 1
