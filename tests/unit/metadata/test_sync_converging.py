@@ -22,7 +22,7 @@ from meridian_broker.metadata.sync.converging import (
     is_forgettable,
     overwrites_unseen,
 )
-from meridian_broker.metadata.sync.events import Event
+from meridian_broker.metadata.sync.events import MAX_COUNTER, Event
 from meridian_broker.metadata.sync.shapes import fault_of
 from meridian_broker.metadata.sync.stamped import (
     BEGINNING,
@@ -99,6 +99,7 @@ def test_nothing_lies_between_a_state_and_the_moment_before_it(stamp: Stamp) -> 
     if moment(stamp) > BEGINNING:
         assert before(moment(stamp)) < moment(stamp)
         assert before(moment(stamp))[0] in (stamp.time_ms, stamp.time_ms - 1)
+        assert before(moment(stamp))[1] <= MAX_COUNTER, "a deletion that stands for forgotten ones has such a stamp"
 
 
 @many

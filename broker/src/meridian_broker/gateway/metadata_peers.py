@@ -191,7 +191,10 @@ def _numbers(said: Any, count: int) -> list[int]:
 
 
 def _moment(said: Any) -> Moment:
-    return (int(said[0]), int(said[1])) if said else BEGINNING
+    if not said:
+        return BEGINNING
+    time_ms, counter = said
+    return _within(time_ms, MAX_TIME_MS), _within(counter, MAX_COUNTER)
 
 
 def _reason(said: Any) -> str:

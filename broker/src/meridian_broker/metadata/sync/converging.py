@@ -29,7 +29,7 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Final
 
-from meridian_broker.metadata.sync.events import Event, Written
+from meridian_broker.metadata.sync.events import MAX_COUNTER, Event, Written
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, moment
 
 MAX_AHEAD_MS: Final = 10_000
@@ -126,4 +126,4 @@ def before(at: Moment) -> Moment:
     time_ms, counter = at
     if counter:
         return time_ms, counter - 1
-    return max(0, time_ms - 1), (1 << 64) - 1
+    return max(0, time_ms - 1), MAX_COUNTER
