@@ -344,8 +344,8 @@ class Applier:
             verdict = decide(present, event.state, horizon, latest)
             verdicts.append(verdict)
             if verdict is Verdict.APPLIED:
-                # What was parked had arrived when later marks were heard, but had replaced nothing: they do not tell what
-                # its writer had seen, and the state itself does.
+                # What was parked had arrived before later marks, but had replaced nothing: they do not tell what its
+                # writer had seen. The state itself does.
                 was_parked = seen.records[paths.parked(event.path)] is not None
                 found = replace(event, replaced=None) if was_parked else event
                 is_unseen = present is not None and overwrites_unseen(present, found)
