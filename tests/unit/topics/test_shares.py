@@ -16,9 +16,9 @@ from meridian_broker.ledgers.entry import FOREIGN, EntryHeader, pack_foreign, pa
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import VoterSets
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE, KEY_SHARED, SHARED, SubscriptionType
 from meridian_broker.topics.dispatch_scope.shares import DRAIN_SECONDS
@@ -38,7 +38,7 @@ class Leasing:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
-        self.leases: dict[str, Claim] = {}
+        self.leases: dict[str, LeaseRequest] = {}
         self.released: list[str] = []
 
     def objection(self, regions: object) -> str:
@@ -47,8 +47,8 @@ class Leasing:
     def agree(self, topic: str, subscription: str) -> None:
         """These tests have no voters."""
 
-    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str) -> Claim:
-        return self.leases.setdefault(stream[2], Claim(stream, voter_sets, preferred))
+    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str) -> LeaseRequest:
+        return self.leases.setdefault(stream[2], LeaseRequest(stream, voter_sets, preferred))
 
     def unwant(self, stream: Stream) -> None:
         """Nobody else asks for it in these tests."""

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Position, Progress
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import VoterSets
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 
@@ -159,7 +159,7 @@ class Leasing(Protocol):
     def agree(self, topic: str, subscription: str, /) -> None:
         """Start to agree on who votes on shares of this subscription."""
 
-    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str, /) -> Claim:
+    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str, /) -> LeaseRequest:
         """Request a lease and keep it renewed. ``won`` and ``lost`` of the share are called with the outcome."""
 
     def unwant(self, stream: Stream, /) -> None:
@@ -182,7 +182,7 @@ class DispatchShares(Protocol):
     """Dispatch scope ``origin``: which messages of a subscription this region dispatches (R26)."""
 
     @property
-    def held(self) -> Mapping[str, Claim]:
+    def held(self) -> Mapping[str, LeaseRequest]:
         """Origins whose messages are dispatched here while their lease lasts."""
         ...
 
@@ -202,7 +202,7 @@ class DispatchShares(Protocol):
         """The scope changed: request nothing any more."""
         ...
 
-    def won(self, origin: str, lease: Claim) -> None:
+    def won(self, origin: str, lease: LeaseRequest) -> None:
         """The lease on the share was granted."""
         ...
 

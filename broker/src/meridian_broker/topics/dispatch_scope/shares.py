@@ -18,9 +18,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import Voters, VoterSets, preferred_among
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.topics.ports import Leasing
 
@@ -155,7 +155,7 @@ class Shares:
     def __init__(self, subscription: Subscription, leasing: Leasing) -> None:
         self._subscription = subscription
         self._leasing = leasing
-        self.held: dict[str, Claim] = {}
+        self.held: dict[str, LeaseRequest] = {}
         """Origins whose messages are dispatched here while their lease lasts."""
         self._wanted: dict[str, tuple[VoterSets, str]] = {}
         """Origin -> voters and preferred holder, as requested."""
@@ -239,7 +239,7 @@ class Shares:
 
     # -- outcomes ------------------------------------------------------------------------------------------------
 
-    def won(self, origin: str, lease: Claim) -> None:
+    def won(self, origin: str, lease: LeaseRequest) -> None:
         """The lease was granted: the share is dispatched once the newest progress of the others has arrived (R20)."""
         topic = self._subscription.topic
         self._wins[origin] = win = self._wins.get(origin, 0) + 1
@@ -254,7 +254,7 @@ class Shares:
         else:
             topic.exchange.barrier(topic.name, self._subscription.name, passed)
 
-    def _begin(self, origin: str, lease: Claim) -> None:
+    def _begin(self, origin: str, lease: LeaseRequest) -> None:
         others = list(self.held)
         self.held[origin] = lease
         dispatcher = self._subscription.dispatcher

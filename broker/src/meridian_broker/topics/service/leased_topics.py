@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import Voters, VoterSets
 from meridian_broker.replication.leases.reconfiguration import Subject
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.replication.leases.voter import VoteBasis
 from meridian_broker.topics.dispatch_scope import shares
 from meridian_broker.topics.dispatch_scope.votes import Ballot, encode
@@ -140,20 +140,20 @@ class LeasedTopics:
         elif self._ownership.is_valid():
             confirmed()
 
-    def won(self, claim: Claim) -> None:
-        shares = self._shares(claim.stream)
+    def won(self, request: LeaseRequest) -> None:
+        shares = self._shares(request.stream)
         if shares is not None:
-            shares.won(claim.stream[2], claim)
+            shares.won(request.stream[2], request)
 
-    def lost(self, claim: Claim) -> None:
-        shares = self._shares(claim.stream)
+    def lost(self, request: LeaseRequest) -> None:
+        shares = self._shares(request.stream)
         if shares is not None:
-            shares.lost(claim.stream[2])
+            shares.lost(request.stream[2])
 
-    def wanted_back(self, claim: Claim) -> None:
-        shares = self._shares(claim.stream)
+    def wanted_back(self, request: LeaseRequest) -> None:
+        shares = self._shares(request.stream)
         if shares is not None:
-            shares.wanted_back(claim.stream[2])
+            shares.wanted_back(request.stream[2])
 
     def follow_regions(self) -> None:
         """Scopes that are set may be in force now, or not any more."""
