@@ -145,7 +145,7 @@ async def ask(broker: BrokerProcess, method: str, path: str, body: Any = ...) ->
 
 
 async def test_a_region_speaks_for_itself_only(tmp_path: Path) -> None:
-    """A region that holds the shared secret claims that another region wrote."""
+    """A region that holds the shared secret says that another region wrote."""
     secret = tmp_path / "secret"
     secret.write_text("s" * 40, encoding="utf-8")
     secret.chmod(0o600)
@@ -163,6 +163,6 @@ async def test_a_region_speaks_for_itself_only(tmp_path: Path) -> None:
         event = Event(path, Stamped(Stamp(broker.scheduler.now_ms(), 0, "ap"), canonical({})))
         await session.topic.notify(encode(Changes("ap", (event,))))
         await wait_inside(lambda: session.topic.dead_letters == 1)
-        assert "claims to be from ap" in session.topic.dead[0].reason
+        assert "says it is from ap" in session.topic.dead[0].reason
         assert session.topic.dead[0].region == "inside"
         assert await broker.sharing.store.get(path) is None

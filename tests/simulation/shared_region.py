@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A region of several brokers: they share its ledgers and its metadata, and own its topics by leases.
 
-All of ownership is real: bundles, terms, claims, placement, and what closes and drops topics. Its store is simulated,
-and so is the *truth* against which everything is checked: the owners' records as the store has them at this moment,
-which no broker can see. A broker may know less, but must not act on that: after its lease ends it delivers nothing,
-unless it was suspended and has only just resumed, and before that nobody else owns its bundles.
+All of ownership is real: bundles, terms, acquisitions, placement, and what closes and drops topics. Its store is
+simulated, and so is the *truth* against which everything is checked: the owners' records as the store has them at this
+moment, which no broker can see. A broker may know less, but must not act on that: after its lease ends it delivers
+nothing, unless it was suspended and has only just resumed, and before that nobody else owns its bundles.
 
 Clients find the owner by lookups: they ask any broker, which answers or names another.
 """
@@ -19,9 +19,9 @@ from meridian_broker.gateway.known_owners import KnownOwners
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.bundles import Bundle, place_of
-from meridian_broker.ownership.claims import Claims, newest_fence
 from meridian_broker.ownership.owner import BundleOwner, Found, NotServing
 from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
+from meridian_broker.ownership.transactions import BundleTransactions, newest_fence
 from meridian_broker.topics.service import closing
 from meridian_broker.topics.service.owned_topics import OwnedTopics
 from meridian_broker.wire.pulsar import topic_name
@@ -101,8 +101,8 @@ class SharingBroker(SimBroker):
 
     def _ownership(self, catalog: Catalog, _fence: int) -> Ownership:
         floor = partial(catalog.newest_broker_epoch, ONLY_BROKER)
-        claims = Claims(self.metadata, self.name, lambda _: BUNDLES, floor)
-        self.owner = BundleOwner(self.metadata, self.scheduler, claims, self._described, Lock(), LEASE_SECONDS)
+        transactions = BundleTransactions(self.metadata, self.name, lambda _: BUNDLES, floor)
+        self.owner = BundleOwner(self.metadata, self.scheduler, transactions, self._described, Lock(), LEASE_SECONDS)
         self._moves = PlannedMoves(self)
         self._catalog = catalog
         return self._moves

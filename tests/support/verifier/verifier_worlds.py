@@ -255,7 +255,7 @@ class Simulation:
 
     def new_life(self, region: Region) -> list[Entry]:
         """The region restarted and could not ask the others what it had published before: the first entry of one of
-        its ledgers claims no predecessor (R5). Return the entries before it; none if it has only one ledger."""
+        its ledgers names no predecessor (R5). Return the entries before it; none if it has only one ledger."""
         own = [entry for entry in self.own[region.name] if not entry.marker]
         firsts = [at for at in range(1, len(own)) if own[at].place[0] != own[at - 1].place[0]]
         if not firsts:

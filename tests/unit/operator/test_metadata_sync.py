@@ -15,7 +15,7 @@ from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.reporting import Answer, Report
 from meridian_operator.handlers.subject import Views
 from meridian_operator.plan import changes, metadata_sync
-from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.contenders import Contender
 from meridian_operator.plan.history import History
 from meridian_operator.plan.metadata_sync import EVENT_TOPIC, MAX_CLOCK_SKEW, SCOPES, TOMBSTONE_RETENTION
 from meridian_operator.plan.observed import ConflictSeen, RegionSeen, SyncSeen
@@ -28,7 +28,7 @@ EVENTS = "persistent://public/default/metadata-events"
 CHOSEN = {EVENT_TOPIC: EVENTS, SCOPES: "namespaces,tenants"}
 ON = SyncSeen(CHOSEN, enabled=True, synced=True)
 OFF = SyncSeen()
-YOUNGER = Claim("2026-02-01T00:00:00Z", "y", "second", "MetadataSyncPolicy", "second")
+YOUNGER = Contender("2026-02-01T00:00:00Z", "y", "second", "MetadataSyncPolicy", "second")
 
 
 def policy(*regions: str, **fields: Any) -> MetadataSyncPolicySpec:
@@ -199,10 +199,10 @@ def test_it_is_removed_from_regions_that_no_other_policy_names(others: list[str]
     spec = {"regions": [*NAMES], "deletionPolicy": "Delete"}
     meta = {"name": "all", "namespace": "y", "uid": "all", "generation": 1, "creationTimestamp": TIME}
     body = {"metadata": meta | {"deletionTimestamp": TIME, "finalizers": [FINALIZER]}, "spec": spec}
-    own = Claim(TIME, "y", "all", "MetadataSyncPolicy", "all")
-    claims = {name: [own, YOUNGER] if name in others else [own] for name in NAMES}
+    own = Contender(TIME, "y", "all", "MetadataSyncPolicy", "all")
+    contenders = {name: [own, YOUNGER] if name in others else [own] for name in NAMES}
     world = Witnessed(sync=ON)
-    answer = asyncio.run(look(MetadataSyncPolicies(), body, Views({}, {}, {}, claims), world))  # type: ignore[arg-type]
+    answer = asyncio.run(look(MetadataSyncPolicies(), body, Views({}, {}, {}, contenders), world))  # type: ignore[arg-type]
     assert sorted({one.region for one in world.made}) == off
     assert [one.reason for one in answer.events] == ([reason] if reason else [])
 
@@ -232,7 +232,7 @@ def test_the_last_conflicts_are_shown_with_both_values_and_who_won() -> None:
     assert seen.latest[0] == ConflictSeen("/geo/tenants/a", '{"n": 1}', "us", "", "eu", "ann")
     assert (len(seen.latest[1].won), seen.latest[1].lost, seen.latest[1].caller) == (MOST_VALUE, "...", "")
     assert len(seen.latest) == 5
-    own = Claim(TIME, "y", "all", "MetadataSyncPolicy", "all")
+    own = Contender(TIME, "y", "all", "MetadataSyncPolicy", "all")
     meta = {"name": "all", "namespace": "y", "uid": "all", "generation": 1, "creationTimestamp": TIME}
     body = {"metadata": meta, "spec": {"regions": [*NAMES]}}
     views = Views({}, {}, {}, {name: [own] for name in NAMES})

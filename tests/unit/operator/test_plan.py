@@ -20,7 +20,7 @@ from meridian_operator.api.shared import Condition
 from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.subject import Views
 from meridian_operator.plan import changes, geo_topic, replicated_subscription
-from meridian_operator.plan.claims import Claim, heir, ruler
+from meridian_operator.plan.contenders import Contender, heir, ruler
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, TopicName, TopicSeen
 from meridian_operator.plan.outcome import Finding, judge, merged
@@ -284,8 +284,11 @@ def test_specs_that_are_refused(wrong: dict[str, Any]) -> None:
 HELD = History(established=frozenset(REGIONS))
 
 
-def test_the_oldest_claim_rules_and_the_next_one_inherits() -> None:
-    first, second = Claim("2026-01-01", "b", "x", "GeoTopic", "1"), Claim("2026-01-02", "a", "x", "GeoTopic", "2")
+def test_the_oldest_contender_rules_and_the_next_one_inherits() -> None:
+    first, second = (
+        Contender("2026-01-01", "b", "x", "GeoTopic", "1"),
+        Contender("2026-01-02", "a", "x", "GeoTopic", "2"),
+    )
     assert ruler([second, first]) == first
     assert heir([second, first], "1") == second
     assert heir([second._replace(leaving=True), first], "1") is None

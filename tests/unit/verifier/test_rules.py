@@ -414,14 +414,14 @@ def test_entries_in_another_order_are_found(seed: int) -> None:
     assert told(findings) == {(Reason.OUT_OF_ORDER, "", region.name, region.name, 1)}
 
 
-def late_world(seed: int, *, claims: bool = False) -> tuple[Simulation, Region, Region, list[Copy]]:
+def late_world(seed: int, *, follow: bool = False) -> tuple[Simulation, Region, Region, list[Copy]]:
     """A region that has some entries of another one, the origin, after newer ones; and those entries.
 
-    :param claims: whether the newer ones claim to follow them.
+    :param follow: whether the newer ones say that they follow them.
     """
     simulation = Simulation(seed, 150, trim=False)
     region, origin = two_regions(simulation)
-    if claims:
+    if follow:
         before = [entry for entry in simulation.own[origin.name] if not entry.marker][:-1]
     else:
         before = simulation.new_life(origin)
@@ -479,8 +479,8 @@ def test_a_hole_after_a_trimmed_range_is_missing_and_not_a_loss(seed: int) -> No
 
 @given(seeds)
 @some
-def test_entries_that_others_claimed_to_follow_are_out_of_order_not_late(seed: int) -> None:
-    simulation, region, _, late = late_world(seed, claims=True)
+def test_entries_that_others_said_they_follow_are_out_of_order_not_late(seed: int) -> None:
+    simulation, region, _, late = late_world(seed, follow=True)
     findings, flows = simulation.examined()
     assert told(findings) == {(Reason.OUT_OF_ORDER, "", region.name, region.name, len(late))}
     assert {one.late for one in flows} == {0}

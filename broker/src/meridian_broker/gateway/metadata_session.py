@@ -214,5 +214,5 @@ def _decoded(region: str, message: bytes) -> Message:
     except ValueError as error:
         raise Poison(f"it is not a metadata event: {error}") from error
     if decoded.region != region:
-        raise Poison(f"it claims to be from {decoded.region}, but {region} published it")
+        raise Poison(f"it says it is from {decoded.region}, but {region} published it")
     return decoded

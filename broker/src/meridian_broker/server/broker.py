@@ -38,7 +38,7 @@ from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
-from meridian_broker.ownership.claims import newest_fence
+from meridian_broker.ownership.transactions import newest_fence
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.leases.times import LeaseTimes

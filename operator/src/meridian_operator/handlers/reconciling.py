@@ -17,7 +17,7 @@ from meridian_operator.handlers.deleting import FINALIZER, farewell, farewell_un
 from meridian_operator.handlers.reporting import AGAIN_SECONDS, Answer, Report
 from meridian_operator.handlers.subject import Look, Spec, Subject, Views, Wish
 from meridian_operator.handlers.world import World
-from meridian_operator.plan.claims import ruler
+from meridian_operator.plan.contenders import ruler
 from meridian_operator.plan.history import History
 from meridian_operator.plan.outcome import READY, drifted, judge
 from meridian_operator.plan.verdicts import Row, aligned
@@ -45,7 +45,7 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
         report.verified = aligned(verdict, report.now, world.verdicts.problem)
     if leaving:
         return await farewell(subject, wish, world, report)
-    first = ruler(subject.claims(wish))
+    first = ruler(subject.contenders(wish))
     rules = wish.is_allowed and (first is None or first.uid == wish.uid)
     if holds != (rules and spec.deletion_policy is DeletionPolicy.DELETE):
         # Before anything is created: the deletion must find everything that this object creates.

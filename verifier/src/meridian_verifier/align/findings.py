@@ -46,7 +46,7 @@ class Reason(StrEnum):
     ENTRY_DOUBLED = "EntryDoubled"
     """One origin is stored twice in a region (R62)."""
     OUT_OF_ORDER = "OutOfOrder"
-    """A region stores an entry after one that claims to follow it (R62)."""
+    """A region stores an entry after one that says it follows it (R62)."""
     ORIGIN_ROLLED_BACK = "OriginRolledBack"
     """A region holds entries of an origin beyond that origin's own end (R5)."""
     SHADOW_INCOMPLETE = "ShadowIncomplete"

@@ -23,9 +23,9 @@ from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.broker_calls import BrokerAway, BrokerCalls
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership.bundles import Bundle
-from meridian_broker.ownership.claims import NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.owner import BundleOwner, NotServing
 from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.ownership.transactions import NoSuchBundle, OwnedElsewhere
 
 PATH: Final = "/meridian/v1/export"
 PART_SECONDS: Final = 30.0

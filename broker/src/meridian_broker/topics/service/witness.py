@@ -187,9 +187,9 @@ class WitnessStore:
         metadata = TopicMetadata(parts.catalog, name, parts.new_lock(), parts.scheduler)
         try:
             fence = await parts.ownership.acquire(name)
-            if not await metadata.claim(fence):
+            if not await metadata.acquire(fence):
                 await parts.catalog.topics.put(name, TopicRecord(owner=fence), ABSENT)
-                await metadata.claim(fence)
+                await metadata.acquire(fence)
             store = ProgressLog(parts.store, metadata, fence, parts.scheduler, self._snapshot)
             adopted = await orphans.adopt(parts, name, metadata)
             records: dict[Subject, _Record] = {}
