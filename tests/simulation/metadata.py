@@ -45,7 +45,7 @@ class Watch:
     def tell(self, changes: list[Change]) -> None:
         if found := [one for one in changes if one.path.startswith(self.prefix)]:
             self.changes.append(found)
-            self.heard.settle(None)
+            self.heard.resolve(None)
 
 
 @dataclass

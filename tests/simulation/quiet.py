@@ -41,7 +41,7 @@ class Quiet:
         self._world.run(1000)
         told: set[SimBroker] = set()
         while not self._model.violations:
-            self._world.settle(told)
+            self._world.tell_the_rest(told)
             difference = self._agreement.disagreement()
             if not difference or self._world.loop.now_us > deadline:
                 break

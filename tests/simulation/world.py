@@ -235,9 +235,9 @@ class World:
             region.volume.mend()
             region.repair()
 
-    def settle(self, told: set[SimBroker]) -> None:
-        """Tell each region the topics' regions: one that was down, or was told something else, does not know them. Lift
-        backlog quotas.
+    def tell_the_rest(self, told: set[SimBroker]) -> None:
+        """Tell each other region the topics' regions: one that was down, or was told something else, does not know
+        them. Lift backlog quotas.
 
         :param told: brokers that were told; all others that are up now are told and added.
         """

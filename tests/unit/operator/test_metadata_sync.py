@@ -63,7 +63,7 @@ def carried_out(seen: RegionSeen, planned: tuple[changes.Change, ...]) -> Region
 def test_a_plan_carried_out_leaves_nothing_to_do(spec: MetadataSyncPolicySpec, before: SyncSeen) -> None:
     seen = [region("eu", before), region("us", OFF)]
     after = [carried_out(one, metadata_sync.plan(spec, seen).changes) for one in seen]
-    assert metadata_sync.plan(spec, after).settled
+    assert metadata_sync.plan(spec, after).is_done
     assert [one.sync is not None and one.sync.enabled for one in after] == [not spec.suspend] * 2
 
 
@@ -72,7 +72,7 @@ def test_the_retention_is_managed_by_the_object_too() -> None:
     planned = metadata_sync.plan(policy(tombstoneRetention="3d"), [region("us", ON)]).changes
     assert [one.sentence() for one in planned] == [f"us: set {TOMBSTONE_RETENTION} to 259200"]
     kept = replace(ON, chosen=CHOSEN | {TOMBSTONE_RETENTION: "259200"})
-    assert metadata_sync.plan(policy(tombstoneRetention="3d"), [region("us", kept)]).settled
+    assert metadata_sync.plan(policy(tombstoneRetention="3d"), [region("us", kept)]).is_done
     planned = metadata_sync.plan(policy(), [region("us", kept)]).changes
     assert [one.sentence() for one in planned] == [f"us: remove {TOMBSTONE_RETENTION}"]
     refused = metadata_sync.refusal(policy(tombstoneRetention="30m"))
@@ -84,7 +84,7 @@ def test_the_clock_bound_is_managed_by_the_object_too() -> None:
     planned = metadata_sync.plan(policy(maxClockSkew="2s"), [region("us", ON)]).changes
     assert [one.sentence() for one in planned] == [f"us: set {MAX_CLOCK_SKEW} to 2"]
     kept = replace(ON, chosen=CHOSEN | {MAX_CLOCK_SKEW: "2"})
-    assert metadata_sync.plan(policy(maxClockSkew="2s"), [region("us", kept)]).settled
+    assert metadata_sync.plan(policy(maxClockSkew="2s"), [region("us", kept)]).is_done
     planned = metadata_sync.plan(policy(), [region("us", kept)]).changes
     assert [one.sentence() for one in planned] == [f"us: remove {MAX_CLOCK_SKEW}"]
     for given, refused in {"0s": True, "500ms": True, "1s": False, "1h": False, "61m": True}.items():
@@ -113,7 +113,7 @@ def test_a_region_that_leaves_is_switched_off_and_then_forgotten() -> None:
 
 def test_settings_that_an_object_does_not_control_stay() -> None:
     other = {"someOtherSetting": "1"}
-    assert metadata_sync.plan(policy(), [region("us", replace(ON, chosen=CHOSEN | other))]).settled
+    assert metadata_sync.plan(policy(), [region("us", replace(ON, chosen=CHOSEN | other))]).is_done
 
 
 def test_a_region_that_is_down_delays_the_others_only_in_a_deletion() -> None:

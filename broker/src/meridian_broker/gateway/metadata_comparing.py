@@ -19,7 +19,7 @@ from meridian_broker.gateway.metadata_standby import Standby
 from meridian_broker.metadata.store import MetadataError, MetadataStore, MetadataUnavailable, Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier
-from meridian_broker.metadata.sync.catching_up import Comparison, compared, keep, scopes_apart, settle, take
+from meridian_broker.metadata.sync.catching_up import Comparison, compared, decide_for, keep, scopes_apart, take
 from meridian_broker.metadata.sync.choice import SyncChoice
 from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.publishing import Publisher
@@ -244,7 +244,7 @@ class Comparisons:
         """
         comparison, peer = await self.compare(region)
         undecided = await self._undecided(comparison, region)
-        decided = await settle(comparison, peer, self._shared.recording, side, undecided)
+        decided = await decide_for(comparison, peer, self._shared.recording, side, undecided)
         await keep(comparison, self._shared.recording, undecided)
         await self._standing.join(region, undecided)
         await self._compared(region)

@@ -80,7 +80,7 @@ async def _reconcile(
         planned = subject.plan(wish, seen)
     judged = judge(planned, names, failures, world.token_warnings(names))
     drift = [change for change in first.changes if not change.warning]
-    findings = [*judged, drifted(drift if history.settled else ())]
+    findings = [*judged, drifted(drift if history.as_specified else ())]
     more, status = subject.report(wish, Look(seen, planned, verdict))
     made_again = history.recreate and not failures
     token = value_of(wish.body, RECREATE)[:64] if made_again else (wish.body.get("status") or {}).get("recreated", "")
@@ -97,7 +97,7 @@ def history_of(body: Mapping[str, Any]) -> History:
         left=tuple(status.get("left") or ()),
         managed=tuple(status.get("managed") or ()),
         silent={str(one["name"]): str(one["since"]) for one in status.get("silent") or ()},
-        settled=ready.get("status") == "True" and ready.get("observedGeneration") == generation,
+        as_specified=ready.get("status") == "True" and ready.get("observedGeneration") == generation,
         recreate=value_of(body, RECREATE)[:64] not in ("", status.get("recreated", "")),
     )
 

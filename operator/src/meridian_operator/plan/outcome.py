@@ -43,7 +43,7 @@ class Plan:
     """What will resolve by itself, one sentence each."""
 
     @property
-    def settled(self) -> bool:
+    def is_done(self) -> bool:
         return not self.changes and not self.problems and not self.waiting
 
     def first_problems(self) -> dict[str, str]:

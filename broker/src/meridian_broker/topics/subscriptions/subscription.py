@@ -16,7 +16,7 @@ from meridian_broker.ledgers.entry import messages as messages_of
 from meridian_broker.ledgers.store import Done
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.context import Settling
+from meridian_broker.topics.context import WindingDown
 from meridian_broker.topics.cursors import ack_commands, acknowledging
 from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
 from meridian_broker.topics.cursors.cursor import Cursor
@@ -239,7 +239,7 @@ class Subscription:
             return
         if not self.barrier and self.topic.failure is None:
             self.cursor.flush_pending()
-            if self.topic.settling is Settling.NOT and (self.share is None or self.share.held):
+            if self.topic.winding_down is WindingDown.NOT and (self.share is None or self.share.held):
                 after = dispatcher.read
                 dispatcher.pump()
                 if newest is not None and dispatcher.read is not after:
