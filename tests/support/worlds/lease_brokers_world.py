@@ -20,7 +20,7 @@ from support.worlds.lease_world import EAGER, LeaseNode, LeaseWorld
 OWNER_MS = 1500
 """Duration of the lease on the topic within a region."""
 OWNERS_SHARE = 0.97
-"""The share of it that the owner counts on, by its own clock."""
+"""The fraction of it that the owner counts on, by its own clock."""
 BEAT_MS = 300
 SEEN_MS = 600
 """The longest time until another region knows of a new owner."""

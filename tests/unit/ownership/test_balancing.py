@@ -80,7 +80,7 @@ def test_movement_ends_and_each_move_for_load_relieves_the_busiest_broker(loads:
     for bundle, broker, to in region.moved[before:]:
         trail.setdefault(bundle, [broker]).append(to)
     assert all(first != second for places in trail.values() for first, second in itertools.pairwise(places))
-    assert len(region.moved) - before <= sum(counts)
+    assert len(region.moved) - before <= sum(owned)
 
 
 @settings(max_examples=500)

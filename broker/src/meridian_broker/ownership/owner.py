@@ -377,7 +377,7 @@ class BundleOwner:
     async def report(self, usage: float) -> None:
         """Tell the other brokers this broker's load, if it has changed noticeably.
 
-        :param usage: share of its capacity in use.
+        :param usage: fraction of its capacity in use.
         :raises MetadataError: the store did not answer.
         """
         async with self._alone:  # not while this broker announces that it stops

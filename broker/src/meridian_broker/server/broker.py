@@ -45,7 +45,7 @@ from meridian_broker.replication.leases.times import LeaseTimes
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.chores import Chores
-from meridian_broker.server.descriptors import limit, shares
+from meridian_broker.server.descriptors import connection_limits, limit
 from meridian_broker.server.draining import confirmed
 from meridian_broker.server.early import EarlyPorts
 from meridian_broker.server.keys import Keys
@@ -117,7 +117,7 @@ class BrokerProcess:
         self._metadata: NotingStore
         self.keys = Keys(settings)
         limits = settings.limits
-        self._connections = shares(limit(), limits.max_http_server_connections)
+        self._connections = connection_limits(limit(), limits.max_http_server_connections)
         http = Places(self._connections.http, limits.max_http_server_connections_per_ip)
         self.listeners = Listeners(settings, http, self._connections.handshakes, early)
         self._client_tls = client_tls(settings)
@@ -213,7 +213,7 @@ class BrokerProcess:
         if isinstance(self.ledgers, OffloadedLedgers):
             self.offload = OffloadRounds(
                 *(registry, self.ledgers.offloading, asyncio.Lock(), self.held.is_held),
-                is_shared=self.several is not None,
+                has_other_owners=self.several is not None,
             )
         self.host, ends = ExchangeHost(registry), StoredEnds(registry)
         self.exchange = self._progress(ends, links)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strip charts of a subscription: along an origin's entries, the share acked, dropped or missing in each region."""
+"""Strip charts of a subscription: along an origin's entries, the fraction acked, dropped or missing in each region."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
 
 
 def _partly(evidence: Evidence, progress: Acked) -> Weights:
-    """Per known entry, the share of its messages that is acked if not all are."""
+    """Per known entry, the fraction of its messages that is acked if not all are."""
     weights = np.zeros(len(evidence.known.keys), dtype=np.float64)
     for key, partial in progress.partial.items():
         at = int(np.searchsorted(evidence.known.keys, key))

@@ -115,7 +115,7 @@ def _bar(left: float, top: float, width: float, height: float, kind: str) -> str
 
 
 def lag_curves(flows: Sequence[Flow]) -> str:
-    """For each pair of regions: the share of entries that had arrived within a number of milliseconds."""
+    """For each pair of regions: the fraction of entries that had arrived within a number of milliseconds."""
     drawn = [flow for flow in flows if flow.quantiles_ms][:LINE_STYLES]
     if not drawn:
         return '<p class="faint">No entry is in two regions, so there is no delay to draw.</p>'

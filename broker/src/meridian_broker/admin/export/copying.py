@@ -134,8 +134,8 @@ class Copying:
             store, stones = self._state.sharing.store, paths.TOMBSTONES
             values = await store.scan(keys.GEO)  # first: what is deleted in between then has a tombstone
             deleted = [(path.removeprefix(stones), record) for path, record in await store.scan(stones + "/")]
-        is_shared = self._state.sharing.choice.is_synced
-        return await asyncio.to_thread(self._writer.finish, self._state.region, values, deleted, is_shared)
+        is_synced = self._state.sharing.choice.is_synced
+        return await asyncio.to_thread(self._writer.finish, self._state.region, values, deleted, is_synced)
 
     async def close(self) -> None:
         """Close the file: nothing more is written."""

@@ -26,11 +26,11 @@ from typing import Any, Final
 from aiohttp import web
 
 from meridian_broker.admin.export.copying import Copying, Names
+from meridian_broker.admin.export.missing_bundles import numbered
 from meridian_broker.admin.export.plan import FORMAT, topic_filter
 from meridian_broker.admin.export.refusals import ExportBusy, ExportFailed, SnapshotGone
 from meridian_broker.admin.export.region import Collecting, Part, admin_url, release
 from meridian_broker.admin.export.relaying import CONTENT_TYPE, Relays, break_off
-from meridian_broker.admin.export.shares import numbered
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.bounds.http import STALLED_SECONDS
 from meridian_broker.gateway.broker_calls import BrokerCalls

@@ -270,12 +270,12 @@ def in_memory(
     positions: list[Position],
     confirmed: Done | None,
     *,
-    is_sharing: bool,
+    tracks_holders: bool,
 ) -> None:
     """Acknowledgements of a reader, which has no progress but only a position in memory."""
     for position in positions:
         cursor.owner.release(acker, position)
-        if not is_sharing and cursor.context.log.holds(position):
+        if not tracks_holders and cursor.context.log.holds(position):
             cursor.mark_delete = max(cursor.mark_delete, position)
     if cursor.context.terminated is not None:
         cursor.owner.dispatch_soon()

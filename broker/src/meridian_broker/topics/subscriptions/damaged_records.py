@@ -135,7 +135,7 @@ class LostRecords:
 
     def stands_in(self, subscription: Subscription) -> bool:
         """Whether it was created again here and other regions have not reported yet which incarnation the damaged one
-        was, nor whether it was shared.
+        was, nor whether it was replicated.
 
         One that a client created begins with the creation in its record, also after a restart.
         """
