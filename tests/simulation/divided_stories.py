@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from simulation.bookie_stories import with_bookies
+from simulation.brokers_stories import BrokersGenerator
 from simulation.generate import Generator, Mood
-from simulation.shared_stories import SharedGenerator
 
 ALONE: Final = 0
 """A region of one broker, which owns it without asking."""
@@ -19,7 +19,7 @@ ELSEWHERE: Final = ("stop", "second", "full", "rot", "save", "brink")
 """What other worlds do to a region of one broker and its volume."""
 
 
-class DividedGenerator(SharedGenerator):
+class DividedGenerator(BrokersGenerator):
     """Draws one story."""
 
     unknown = ("disks",)

@@ -255,7 +255,8 @@ def test_entries_that_would_not_be_granted_by_name_make_the_digest_differ(world:
 
 
 def test_an_answer_counts_for_the_grants_listed_when_it_was_asked(world: LeaseWorld) -> None:
-    """A share that was released and won again in between has been promised since, but not in answer to that request."""
+    """A stream that was released and won again in between has been promised since, but not in answer to that
+    request."""
     renewal, eu, stream = question(world), world.nodes["eu"], ("t", "more", "eu")
     asked = {one: dict(eu.leases.requests[one].asked_ms) for one in world.streams if one[2] == "eu"}
     world.run_ms(50)

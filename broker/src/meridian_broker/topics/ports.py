@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topic needs from the broker around it: ownership, the exchange with other regions, leases on shares."""
+"""What a topic needs from the broker around it: ownership, the exchange with other regions, leases on streams."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Snapshots(Protocol):
 
 
 class Leasing(Protocol):
-    """Grants leases on shares."""
+    """Grants leases on streams."""
 
     def now_ms(self) -> int:
         """A monotonic clock, in milliseconds."""
@@ -157,16 +157,16 @@ class Leasing(Protocol):
         """Why there are no leases for topics of these regions; empty: there are."""
 
     def agree(self, topic: str, subscription: str, /) -> None:
-        """Start to agree on who votes on shares of this subscription."""
+        """Start to agree on who votes on streams of this subscription."""
 
     def want(self, stream: Stream, voter_sets: VoterSets, preferred: str, /) -> LeaseRequest:
-        """Request a lease and keep it renewed. ``won`` and ``lost`` of the share are called with the outcome."""
+        """Request a lease and keep it renewed. ``won`` and ``lost`` of the stream are called with the outcome."""
 
     def unwant(self, stream: Stream, /) -> None:
         """Release it soon, unless it is wanted again."""
 
     def release(self, stream: Stream, /) -> None:
-        """The share is not dispatched here any more: others may have it."""
+        """The stream is not dispatched here any more: others may have it."""
 
     def leave(self, streams: Iterable[Stream], /) -> None:
         """The streams' topic is being closed: release at once those that are held."""
@@ -178,7 +178,7 @@ class Leasing(Protocol):
         """A vote of this region was found."""
 
 
-class DispatchShares(Protocol):
+class DispatchedStreams(Protocol):
     """Dispatch scope ``origin``: which messages of a subscription this region dispatches (R26)."""
 
     @property
@@ -203,7 +203,7 @@ class DispatchShares(Protocol):
         ...
 
     def won(self, origin: str, lease: LeaseRequest) -> None:
-        """The lease on the share was granted."""
+        """The lease on the stream was granted."""
         ...
 
     def lost(self, origin: str) -> None:

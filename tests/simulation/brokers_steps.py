@@ -19,23 +19,23 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership.bundles import NotDivisible
 from meridian_broker.ownership.owner import NotServing
 from meridian_broker.wire.pulsar import topic_name
+from simulation.brokers_region import BrokersRegion
 from simulation.names import full_name
-from simulation.shared_region import SharedRegion
 from simulation.teller import StoryError, Teller
 
 if TYPE_CHECKING:
     from meridian_broker.ownership.bundles import Bundle
-    from simulation.shared_region import SharingBroker
+    from simulation.brokers_region import OwningBroker
 
-    Step = Callable[[SharingBroker, Bundle], Awaitable[None]]
+    Step = Callable[[OwningBroker, Bundle], Awaitable[None]]
 
 
-class SharedSteps(Teller):
+class BrokersSteps(Teller):
     """See the module's text. A part of ``story.Story``."""
 
-    def _shared(self, region: str) -> SharedRegion:
+    def _shared(self, region: str) -> BrokersRegion:
         home = self.world.regions[region]
-        if not isinstance(home, SharedRegion):
+        if not isinstance(home, BrokersRegion):
             raise StoryError(f"{region} has one broker: begin with: brokers 2")
         self.world.trouble()
         return home

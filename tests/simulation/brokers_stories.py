@@ -16,7 +16,7 @@ REGION: Final = "us"
 PAST_THE_LEASE_MS: Final = (9_000, 11_000, 16_000, 35_000)
 
 
-class SharedGenerator(Generator):
+class BrokersGenerator(Generator):
     """Draws one story."""
 
     unknown: tuple[str, ...] = ("disks", "doubles")
@@ -168,4 +168,4 @@ class SharedGenerator(Generator):
 
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
-    return with_shadows(seed, with_bookies(seed, SharedGenerator(seed).story()))
+    return with_shadows(seed, with_bookies(seed, BrokersGenerator(seed).story()))
