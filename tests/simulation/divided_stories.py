@@ -36,12 +36,12 @@ class DividedGenerator(BrokersGenerator):
         mood.weights |= {**self._of_brokers(), "switch": random.choice((0.0, 2.0, 4.0))}
         return mood
 
-    def _shared(self) -> str:
+    def _divided(self) -> str:
         return self.random.choice(list(self._brokers))
 
     def _switch(self) -> None:
         """Consumers go to another region, and their topic to another broker, at the same time."""
-        random, region, topic, name = self.random, self._shared(), self._topic(), self._name()
+        random, region, topic, name = self.random, self._divided(), self._topic(), self._name()
         here, there = random.sample(self.mood.regions, 2)
         self._made += 1
         one, other = f"s{self._made}", f"n{self._made}"

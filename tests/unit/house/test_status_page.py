@@ -57,9 +57,7 @@ def _seen(**more: Any) -> dict[str, Any]:
 def test_the_streams_of_a_subscription_are_shown_with_what_they_wait_for() -> None:
     held = {"origin": "us", "dispatched_by": "us", "lease_ms_left": 5200, "owed": 4, "reason": ""}
     free = {"origin": "eu", "dispatched_by": "", "lease_ms_left": 0, "owed": 0, "reason": "nobody consumes here"}
-    answer = {
-        "regions": {"eu": _seen(streams=[free]), "us": {"partitions": {"a": _seen(streams=[held]), "b": _seen()}}}
-    }
+    answer = {"regions": {"eu": _seen(shares=[free]), "us": {"partitions": {"a": _seen(shares=[held]), "b": _seen()}}}}
     shown = list(status_report.tables(answer, 0))[-1].splitlines()
     assert [line.split() for line in shown] == [
         " ".join(status_report.STREAMS).split(),
