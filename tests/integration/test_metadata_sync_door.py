@@ -155,8 +155,10 @@ async def test_a_region_speaks_for_itself_only(tmp_path: Path) -> None:
         await ask(broker, "PUT", "/admin/v2/clusters/ap", {"serviceUrl": "http://127.0.0.1:9"})
         await ask(broker, "POST", "/admin/v2/tenants/public", {"adminRoles": [], "allowedClusters": ["inside", "ap"]})
         await ask(broker, "POST", "/admin/v2/namespaces/public/default/replication", ["inside", "ap"])
-        await wait_inside(lambda: broker.sharing.session is not None and broker.sharing.session.topic.is_active)
-        session = broker.sharing.session
+        await wait_inside(
+            lambda: broker.metadata_sync.session is not None and broker.metadata_sync.session.topic.is_active
+        )
+        session = broker.metadata_sync.session
         assert session is not None
         await wait_inside(lambda: "ap" in session.regions())
         path = keys.tenant("forged")
@@ -165,4 +167,4 @@ async def test_a_region_speaks_for_itself_only(tmp_path: Path) -> None:
         await wait_inside(lambda: session.topic.dead_letters == 1)
         assert "says it is from ap" in session.topic.dead[0].reason
         assert session.topic.dead[0].region == "inside"
-        assert await broker.sharing.store.get(path) is None
+        assert await broker.metadata_sync.store.get(path) is None

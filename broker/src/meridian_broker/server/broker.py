@@ -111,7 +111,7 @@ class BrokerProcess:
         self.gateway: Broker
         self.admin: AdminState
         self.chores: Chores
-        self.sharing: MetadataSync
+        self.metadata_sync: MetadataSync
         self.live: LiveSettings
         self._topic_defaults: TopicDefaults
         self._metadata: NotingStore
@@ -145,7 +145,7 @@ class BrokerProcess:
         stack.push_async_callback(process.scheduler.close)
         stores = await open_stores(settings, process.scheduler, stack, files)
         process.settings = settings = stores.live.current
-        process.live, process.sharing, process.clock = stores.live, stores.sharing, stores.clock
+        process.live, process.metadata_sync, process.clock = stores.live, stores.metadata_sync, stores.clock
         process.catalog, process._metadata = stores.catalog, stores.metadata
         process.ledgers, process.held = stores.ledgers, stores.held
         if settings.brokers.is_one_of_several:
@@ -165,7 +165,7 @@ class BrokerProcess:
         await process.listeners.serve()
         process.speak_with_regions()
         process.scheduler.spawn(process.live.follow(), "follow changed settings")
-        process.scheduler.spawn(process.sharing.run(), "synchronize metadata")
+        process.scheduler.spawn(process.metadata_sync.run(), "synchronize metadata")
         await process.exchange.first_contact(CONTACT_SECONDS)
         process.chores.start(partial(used_elsewhere, process.admin))
         process.admin.ready = True
@@ -246,10 +246,10 @@ class BrokerProcess:
             locate=None if self.several is None else self.several.locate,
             when_moved=None if self.several is None else self.several.when_moved,
             next_owner=None if self.several is None else self.several.next_owner,
-            reserved=self.sharing.reserved,
+            reserved=self.metadata_sync.reserved,
             objections=lambda topic, subscription: objections(self.admin, topic, subscription),
         )
-        self._bind_sharing(links.identity)
+        self._bind_metadata_sync(links.identity)
         stack.push_async_callback(self.runner.close)
         stack.push_async_callback(self.exchange.close)
 
@@ -264,10 +264,10 @@ class BrokerProcess:
             publish_bytes_max=settings.limits.publish_buffer_bytes or UNLIMITED,
             concurrent_lookups=settings.network.max_concurrent_lookup_request,
         )
-        self.sharing.follow(settings.metadata.sync_choice())
+        self.metadata_sync.follow(settings.metadata.sync_choice())
 
-    def _bind_sharing(self, identity: PeerIdentity) -> None:
-        self.sharing.bind(
+    def _bind_metadata_sync(self, identity: PeerIdentity) -> None:
+        self.metadata_sync.bind(
             lambda topic: EventTopic(topic, self.region, self.service, identity, self._producer_name()),
             lambda region, own, replacing: RestPeer(
                 region, own, self.calls, self.scheduler.now_ms, replacing=replacing
@@ -337,7 +337,7 @@ class BrokerProcess:
             sync_metrics=self.settings.replication.expose_subscription_sync_metrics_in_prometheus,
             admin_url=lambda: self.listeners.admin_url,
             calls=self.calls,
-            sharing=self.sharing,
+            metadata_sync=self.metadata_sync,
             owner=None if self.several is None else self.several.owner,
             brokers=None if self.several is None else BrokerCalls(self._client_tls),
             guard=Guard(
@@ -358,7 +358,7 @@ class BrokerProcess:
         :raises MetadataError: the store does not answer.
         """
         unmet = self.catalog.introductions.unmet()
-        if any(self.sharing.choice.is_synced(keys.introduction(name)) for name in unmet):
+        if any(self.metadata_sync.choice.is_synced(keys.introduction(name)) for name in unmet):
             await self.catalog.introductions.meet()
 
     def speak_with_regions(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import kopf
 
+from meridian_operator.api.common import GROUP, VERSION, ReconciledStatus
 from meridian_operator.api.metadata_sync_policy import (
     METADATA_SYNC_POLICY,
     MetadataSyncPolicySpec,
@@ -18,7 +19,6 @@ from meridian_operator.api.metadata_sync_policy import (
     PolicyRegion,
 )
 from meridian_operator.api.settings import ALL_TENANTS
-from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
 from meridian_operator.handlers.geo_topics import contender_of
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.handlers.world import World

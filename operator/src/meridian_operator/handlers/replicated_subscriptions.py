@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import kopf
 
+from meridian_operator.api.common import GROUP, VERSION, ReconciledStatus
 from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.quantities import duration_ms
 from meridian_operator.api.replicated_subscription import (
@@ -19,7 +20,6 @@ from meridian_operator.api.replicated_subscription import (
     SubscriptionRegion,
     Verdict,
 )
-from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
 from meridian_operator.handlers.geo_topics import contender_of
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.plan import replicated_subscription

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import kopf
 
+from meridian_operator.api.common import GROUP, VERSION, ReconciledStatus
 from meridian_operator.api.settings import tenant_of
 from meridian_operator.api.shadow_topic import SHADOW_TOPIC, ShadowTopicSpec, ShadowTopicStatus
-from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
 from meridian_operator.handlers.geo_topics import contender_of
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.handlers.world import World

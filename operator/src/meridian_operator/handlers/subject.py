@@ -8,12 +8,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from meridian_operator.api.common import Kind, ReconciledStatus
 from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.api.settings import Settings, tenant_of
 from meridian_operator.api.shadow_topic import ShadowTopicSpec
-from meridian_operator.api.shared import Kind, ReconciledStatus
 from meridian_operator.plan.contenders import Contender, heir
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName

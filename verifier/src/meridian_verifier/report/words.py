@@ -70,7 +70,7 @@ def ranges_text(finding: Finding, shown: int = 3) -> str:
 
 def part_text(topic: str, subscription: str) -> str:
     """What a subject without a subscription is about; empty: it has one."""
-    return "" if subscription else "(shared metadata)" if topic == METADATA else "(its entries)"
+    return "" if subscription else "(synchronized metadata)" if topic == METADATA else "(its entries)"
 
 
 def compared_text(subject: SubjectVerdict) -> str:

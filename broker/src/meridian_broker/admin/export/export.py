@@ -194,12 +194,12 @@ class Exports:
 
     def _shared(self) -> dict[str, Any] | None:
         """Which metadata this region keeps equal with which others; None: none."""
-        sharing = self._state.sharing
-        session = sharing.session
+        sync = self._state.metadata_sync
+        session = sync.session
         if session is None:
             return None
-        folders = [paths.SCOPES[scope] for scope in sorted(sharing.choice.scopes)]
-        return {"topic": sharing.choice.topic, "folders": folders, "regions": sorted(session.regions())}
+        folders = [paths.SCOPES[scope] for scope in sorted(sync.choice.scopes)]
+        return {"topic": sync.choice.topic, "folders": folders, "regions": sorted(session.regions())}
 
     # -- reading -------------------------------------------------------------------------------------------------
 
