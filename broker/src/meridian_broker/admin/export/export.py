@@ -139,7 +139,7 @@ class Exports:
             held = tuple(copying.held)
             kept = Snapshot(copying.path, taken_ms, expires, own, held, tuple(parts), authorization)
             self._keep(kept)
-        return self._answer(kept) | {"metadata": self._shared()}
+        return self._answer(kept) | {"metadata": self._synced()}
 
     async def take_part(self, topics: str | None, bundles: Iterable[Bundle]) -> dict[str, Any]:
         """Take a snapshot of those of the bundles that this broker owns; the answer says which.
@@ -192,7 +192,7 @@ class Exports:
             "partitions": snapshot.partitions,
         }
 
-    def _shared(self) -> dict[str, Any] | None:
+    def _synced(self) -> dict[str, Any] | None:
         """Which metadata this region keeps equal with which others; None: none."""
         sync = self._state.metadata_sync
         session = sync.session
