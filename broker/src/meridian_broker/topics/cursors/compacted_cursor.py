@@ -317,8 +317,8 @@ class CompactedReading:
         return ViewAck(position, Place(region, header.prev, origin), header.messages, having, remaining, header)
 
     async def _taken_out(self, position: Position, remaining: int) -> ViewAck | None:
-        """The acknowledgement of an entry that is not in the view: the part that was sent. None: it is nowhere, or was not
-        sent.
+        """The acknowledgement of an entry that is not in the view: the part that was sent. None: it is nowhere, or was
+        not sent.
         """
         topic = self._cursor.context
         if topic.log.holds(position):
