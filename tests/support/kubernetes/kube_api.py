@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from aiohttp import web
-from meridian_operator.api.common import GROUP, VERSION, Kind
 from meridian_operator.api.crd import KINDS
+from meridian_operator.api.fields import GROUP, VERSION, Kind
 
 CORE: Final = ("services", "configmaps", "events")
 OWN: Final = {kind.plural: kind for kind in KINDS}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from meridian_operator.api.common import Kind
 from meridian_operator.api.crd import KINDS, document, text
+from meridian_operator.api.fields import Kind
 from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.metadata_sync_policy import METADATA_SYNC_POLICY
 from meridian_operator.api.replicated_subscription import REPLICATED_SUBSCRIPTION

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.server.settings import BY_KEY
-from meridian_operator.api.common import Condition
 from meridian_operator.api.crd import document
+from meridian_operator.api.fields import Condition
 from meridian_operator.api.geo_topic import GEO_TOPIC, GeoTopicSpec
 from meridian_operator.api.quantities import duration_ms, size_bytes
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec

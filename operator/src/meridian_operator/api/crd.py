@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 
-from meridian_operator.api.common import CATEGORY, GROUP, SENTENCE, VERSION, Kind, Model, rule
+from meridian_operator.api.fields import CATEGORY, GROUP, SENTENCE, VERSION, Kind, Model, rule
 from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.metadata_sync_policy import METADATA_SYNC_POLICY
 from meridian_operator.api.replicated_subscription import REPLICATED_SUBSCRIPTION

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from meridian_operator.api.common import GROUP, DeletionPolicy
+from meridian_operator.api.fields import GROUP, DeletionPolicy
 from meridian_operator.api.settings import ALL_TENANTS
 from meridian_operator.handlers.annotations import ABANDON, DRY_RUN, PAUSED, abandoned, is_on, value_of
 from meridian_operator.handlers.reporting import Answer, Report

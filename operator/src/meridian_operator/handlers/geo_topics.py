@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import kopf
 
-from meridian_operator.api.common import GROUP, VERSION, Kind, ReconciledStatus
+from meridian_operator.api.fields import GROUP, VERSION, Kind, ReconciledStatus
 from meridian_operator.api.geo_topic import GEO_TOPIC, GeoTopicRegion, GeoTopicSpec, GeoTopicStatus, RemoteStatus
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.plan import geo_topic

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import kopf
 
-from meridian_operator.api.common import GROUP, VERSION, ReconciledStatus
+from meridian_operator.api.fields import GROUP, VERSION, ReconciledStatus
 from meridian_operator.api.metadata_sync_policy import (
     METADATA_SYNC_POLICY,
     MetadataSyncPolicySpec,

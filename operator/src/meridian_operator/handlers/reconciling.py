@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meridian_operator.api.common import DeletionPolicy
+from meridian_operator.api.fields import DeletionPolicy
 from meridian_operator.handlers.annotations import DRY_RUN, PAUSED, RECREATE, is_on, value_of
 from meridian_operator.handlers.deleting import FINALIZER, farewell, farewell_unread, not_allowed
 from meridian_operator.handlers.reporting import AGAIN_SECONDS, Answer, Report

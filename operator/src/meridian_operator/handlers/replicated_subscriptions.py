@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import kopf
 
-from meridian_operator.api.common import GROUP, VERSION, ReconciledStatus
+from meridian_operator.api.fields import GROUP, VERSION, ReconciledStatus
 from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.quantities import duration_ms
 from meridian_operator.api.replicated_subscription import (

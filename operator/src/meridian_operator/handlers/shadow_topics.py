@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import kopf
 
-from meridian_operator.api.common import GROUP, VERSION, ReconciledStatus
+from meridian_operator.api.fields import GROUP, VERSION, ReconciledStatus
 from meridian_operator.api.settings import tenant_of
 from meridian_operator.api.shadow_topic import SHADOW_TOPIC, ShadowTopicSpec, ShadowTopicStatus
 from meridian_operator.handlers.geo_topics import contender_of

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from meridian_operator.api.common import Kind, ReconciledStatus
+from meridian_operator.api.fields import Kind, ReconciledStatus
 from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from meridian_operator.api.common import Condition
+from meridian_operator.api.fields import Condition
 from meridian_operator.plan.changes import Change
 
 Truth = Literal["True", "False", "Unknown"]
