@@ -41,11 +41,11 @@ KEEP_EVERYTHING = ("defaultRetentionTimeInMinutes=-1", "defaultRetentionSizeInMB
 then."""
 CONSUMERS = 4
 KILL_SHARE = (0.15, 0.35)
-"""Between these shares of all flights, counted as processed, the region is killed."""
+"""Between these fractions of all flights, counted as processed, the region is killed."""
 BACK_SHARE = 0.12
-"""The region comes back when this share more has been processed."""
+"""The region comes back when this fraction more has been processed."""
 SWITCH_SHARE = 0.20
-"""The planned switch comes after this share more."""
+"""The planned switch comes after this fraction more."""
 LIMIT_SECONDS = 220
 
 

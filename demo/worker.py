@@ -27,7 +27,7 @@ import pulsar
 RECORD = struct.Struct("<cqqhiq")
 """kind, ledger, entry, index in the batch, flight, milliseconds."""
 HOLD_SHARE = 0.01
-"""This share of the messages is acknowledged late, on purpose: out of order, and some not before the region dies."""
+"""This fraction of the messages is acknowledged late, on purpose: out of order, and some not before the region dies."""
 HOLD_SECONDS = 3.0
 POLITENESS = 10
 """The demo's own clients give way to the brokers: they stand for machines of their own."""

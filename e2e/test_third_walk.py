@@ -24,7 +24,7 @@ TOPIC = "persistent://public/default/shared"
 PORT = 30650
 PARTITIONS = 4
 IMAGES = ("broker", "etcd", "bookkeeper")
-SETTLED_SECONDS = 0.5
+ARRIVED_SECONDS = 0.5
 """Acknowledgements this old have reached the broker: official clients batch them for 100 ms."""
 VALUES = {
     "region.name": REGION,
@@ -67,16 +67,16 @@ class Disturbance:
     """At its begin: what was acknowledged and had reached the broker, since when, and how many were redelivered."""
 
     began: float
-    settled: dict[int, float]
+    arrived: dict[int, float]
     repeated: int
 
     def told(self, traffic: Traffic) -> str:
         """Messages that it caused to be redelivered, with seconds from its begin to acknowledgement and redelivery."""
         later = zip(traffic.repeated[self.repeated :], traffic.repeated_at[self.repeated :], strict=True)
         return ", ".join(
-            f"{number} (acknowledged at {self.settled[number] - self.began:+.2f} s, again at {at - self.began:+.2f} s)"
+            f"{number} (acknowledged at {self.arrived[number] - self.began:+.2f} s, again at {at - self.began:+.2f} s)"
             for number, at in later
-            if number in self.settled
+            if number in self.arrived
         )
 
 
@@ -97,8 +97,8 @@ class Region:
         owner seconds after the others', and redeliveries then would be blamed on the next disturbance.
         """
         began = time.monotonic()
-        settled = {number: at for number, at in self.traffic.acked_at.copy().items() if at < began - SETTLED_SECONDS}
-        self.disturbances[what] = Disturbance(began, settled, len(self.traffic.repeated))
+        arrived = {number: at for number, at in self.traffic.acked_at.copy().items() if at < began - ARRIVED_SECONDS}
+        self.disturbances[what] = Disturbance(began, arrived, len(self.traffic.repeated))
         disturbance()
         published = self.traffic.published
         later = range(published, published + 10 * PARTITIONS)

@@ -100,7 +100,7 @@ def _over_time(lag: Lag) -> str:
 
 
 def _distribution(lag: Lag) -> str:
-    """The share of messages that took at most a given time."""
+    """The fraction of messages that took at most a given time."""
     top = lag.sorted_ms[-1] or 1
     count = len(lag.sorted_ms)
     points = " ".join(f"{_x(ms / top):.1f},{_y((at + 1) / count):.1f}" for at, ms in enumerate(lag.sorted_ms))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Costs of the leases of three idle regions: bytes, processor time, records on disk (R26).
 
-Subscriptions with dispatch scope ``origin`` are consumed in all three regions: each region holds its own share of each
+Subscriptions with dispatch scope ``origin`` are consumed in all three regions: each region holds its own stream of each
 and renews it, by digests, or by name as with regions of an older version. The real cores in one process, without
 sockets and disks: every message is encoded, counted and decoded, and simulated time advances from deadline to deadline.
 """
@@ -55,8 +55,8 @@ class Log:
         confirmed()
 
 
-class Share:
-    """The held shares of one subscription."""
+class Streams:
+    """The held streams of one subscription."""
 
     def __init__(self, held: set[Stream], stream: Stream) -> None:
         self._held, self._stream = held, stream
@@ -91,11 +91,11 @@ class Subscription:
 
     is_there = True
 
-    def __init__(self, topic: Copy, name: str, record: SubscriptionRecord, share: Share) -> None:
+    def __init__(self, topic: Copy, name: str, record: SubscriptionRecord, streams: Streams) -> None:
         self.topic = topic
         self.name = name
         self.record = record
-        self.share = share
+        self.streams = streams
 
 
 class Turn:
@@ -123,9 +123,9 @@ class Region:
             topics=self.topics,
             closing=True,
         )
-        shares: Any = LeasedTopics(service)
-        shares.witness = self.log
-        self.manager = LeaseManager(shares, f"{region}#1", lambda: world.now_ms)
+        topics: Any = LeasedTopics(service)
+        topics.witness = self.log
+        self.manager = LeaseManager(topics, f"{region}#1", lambda: world.now_ms)
         self.manager.links = self
 
     def consume(self, name: str, subscription: str) -> None:
@@ -133,8 +133,8 @@ class Region:
         record = SubscriptionRecord(subscription, replicated=True, scope=ORIGIN, voter_sets=self.agreed)
         topic = self.topics[name] = Copy(name, self.log)
         stream = (name, subscription, self.region)
-        share = Share(self.held, stream)
-        topic.subscriptions[subscription] = Subscription(topic, subscription, record, share)
+        streams = Streams(self.held, stream)
+        topic.subscriptions[subscription] = Subscription(topic, subscription, record, streams)
         self.manager.want(stream, self.agreed, self.region)
 
     def peer_of(self, region: str, topic: str) -> str:  # noqa: ARG002
@@ -211,7 +211,7 @@ def measure(subscriptions: int, *, by_name: bool) -> dict[str, Any]:
     world.count_anew()
     world.run(IDLE_SECONDS)
     assert all(len(one.held) == subscriptions for one in world.regions.values()), (
-        "a share is not with its preferred holder"
+        "a stream is not with its preferred holder"
     )
     return {
         "subscriptions": subscriptions,

@@ -111,7 +111,7 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
         assert done.returncode == 0, done.stderr
         wait_until(
             lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS),
-            "each share with its preferred holder",
+            "each stream with its preferred holder",
         )
         assert shown(regions, EAST, topic)["in_force"]
         publish(east, topic, numbered(range(10)))
@@ -122,7 +122,9 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
         done = meridian(regions, EAST, "take-over", topic, "s", "--origin", EAST, "--by", WEST)
         assert done.returncode == 0, done.stderr
         moved = {EAST: WEST, WEST: WEST}
-        wait_until(lambda: all(dispatchers(regions, one, topic) == moved for one in REGIONS), "both shares in the west")
+        wait_until(
+            lambda: all(dispatchers(regions, one, topic) == moved for one in REGIONS), "both streams in the west"
+        )
         publish(east, topic, numbered(range(20, 30)))
         take_numbers(consumers[WEST], range(20, 30))
         assert rest(consumers[EAST]) == []
@@ -131,7 +133,7 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
         assert done.returncode == 0, done.stderr
         wait_until(
             lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS),
-            "each share with its preferred holder again",
+            "each stream with its preferred holder again",
         )
         done = meridian(regions, EAST, "set-scope", topic, "s", "local")
         assert done.returncode == 0, done.stderr
@@ -154,7 +156,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
         assert meridian(regions, EAST, "set-scope", topic, "s", "origin").returncode == 0
         wait_until(
             lambda: dispatchers(regions, WEST, topic) == {EAST: EAST, WEST: WEST},
-            "each share with its preferred holder",
+            "each stream with its preferred holder",
         )
         ids = publish(east, topic, numbered(range(5)))
 
@@ -179,7 +181,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
         done = meridian(regions, WEST, "status", topic, "s")
         assert "owed" in done.stdout, done.stdout + done.stderr
         assert meridian(regions, WEST, "take-over", topic, "s", "--origin", EAST, "--by", WEST).returncode == 0
-        wait_until(lambda: dispatchers(regions, WEST, topic).get(EAST) == WEST, "the west to have the share")
+        wait_until(lambda: dispatchers(regions, WEST, topic).get(EAST) == WEST, "the west to have the stream")
         take_numbers(consumers[WEST], range(3))
 
 

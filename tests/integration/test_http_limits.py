@@ -17,7 +17,7 @@ from meridian_broker.admin.http.connections import HttpConnection
 from meridian_broker.bounds.http import BODY_BYTES, HEADER_BYTES, HEADERS
 from meridian_broker.gateway.places import Hall, Places
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.server.descriptors import RESERVE_MAX, limit, shares
+from meridian_broker.server.descriptors import RESERVE_MAX, connection_limits, limit
 from meridian_broker.topics.service import creation
 from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.broker_inside import broker_inside
@@ -233,9 +233,9 @@ def test_connections_are_counted_in_total_and_by_address() -> None:
 def test_some_file_descriptors_are_reserved_for_clients() -> None:
     for files in [*range(1, 3000, 7), 65_536, 1 << 20]:
         for http_most in (8, 2048, 1_000_000):
-            parts = shares(files, http_most)
+            parts = connection_limits(files, http_most)
             assert files - sum(parts) >= min(files // 2, RESERVE_MAX)
             assert min(parts) >= 0
             assert parts.http <= http_most
-    assert shares(20_000, 2048).clients > 10_000, "the descriptors denied to HTTP are for clients"
+    assert connection_limits(20_000, 2048).clients > 10_000, "the descriptors denied to HTTP are for clients"
     assert limit() > 0

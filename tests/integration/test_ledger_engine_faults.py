@@ -223,10 +223,10 @@ async def test_damage_to_the_last_group_is_told_from_a_torn_tail_once_the_log_is
     await append_all(writer, entries)
     syncs = store.stats().syncs
     await until(lambda: store.stats().syncs > syncs)
-    settled = store.stats().syncs, store.stats().written_bytes
+    before = store.stats().syncs, store.stats().written_bytes
     for _ in range(5):  # one mark is enough
         await asyncio.sleep(0.01)
-    assert (store.stats().syncs, store.stats().written_bytes) == settled
+    assert (store.stats().syncs, store.stats().written_bytes) == before
     killed = disk.killed(len(disk.journal)).content()
     await store.close()
     (name,) = [name for name in killed if name.endswith(".log")]

@@ -50,8 +50,10 @@ async def test_a_conflict_names_the_role_whose_write_was_lost(tmp_path: Path) ->
         await ask("POST", "/admin/v2/tenants/public", tenant)
         await ask("POST", "/admin/v2/namespaces/public/default/replication", ["inside", "ap"])
         await ask("PUT", "/admin/v2/tenants/shop", tenant)
-        await wait_until(lambda: broker.sharing.session is not None and "ap" in broker.sharing.session.regions())
-        session = broker.sharing.session
+        await wait_until(
+            lambda: broker.metadata_sync.session is not None and "ap" in broker.metadata_sync.session.regions()
+        )
+        session = broker.metadata_sync.session
         assert session is not None
         later = Stamp(broker.scheduler.now_ms() + 1000, 0, "ap")
         event = Event(keys.tenant("shop"), Stamped(later, canonical({"deleting": True})))

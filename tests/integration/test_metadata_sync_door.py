@@ -145,7 +145,7 @@ async def ask(broker: BrokerProcess, method: str, path: str, body: Any = ...) ->
 
 
 async def test_a_region_speaks_for_itself_only(tmp_path: Path) -> None:
-    """A region that holds the shared secret claims that another region wrote."""
+    """A region that holds the shared secret says that another region wrote."""
     secret = tmp_path / "secret"
     secret.write_text("s" * 40, encoding="utf-8")
     secret.chmod(0o600)
@@ -155,14 +155,16 @@ async def test_a_region_speaks_for_itself_only(tmp_path: Path) -> None:
         await ask(broker, "PUT", "/admin/v2/clusters/ap", {"serviceUrl": "http://127.0.0.1:9"})
         await ask(broker, "POST", "/admin/v2/tenants/public", {"adminRoles": [], "allowedClusters": ["inside", "ap"]})
         await ask(broker, "POST", "/admin/v2/namespaces/public/default/replication", ["inside", "ap"])
-        await wait_inside(lambda: broker.sharing.session is not None and broker.sharing.session.topic.is_active)
-        session = broker.sharing.session
+        await wait_inside(
+            lambda: broker.metadata_sync.session is not None and broker.metadata_sync.session.topic.is_active
+        )
+        session = broker.metadata_sync.session
         assert session is not None
         await wait_inside(lambda: "ap" in session.regions())
         path = keys.tenant("forged")
         event = Event(path, Stamped(Stamp(broker.scheduler.now_ms(), 0, "ap"), canonical({})))
         await session.topic.notify(encode(Changes("ap", (event,))))
         await wait_inside(lambda: session.topic.dead_letters == 1)
-        assert "claims to be from ap" in session.topic.dead[0].reason
+        assert "says it is from ap" in session.topic.dead[0].reason
         assert session.topic.dead[0].region == "inside"
-        assert await broker.sharing.store.get(path) is None
+        assert await broker.metadata_sync.store.get(path) is None

@@ -208,10 +208,10 @@ def test_a_partitioned_shadow_stays_in_its_region(regions: RegionsProcess) -> No
         scopes = "tenants,namespaces,topicPolicies,partitionedTopics"
         write(regions, region, "POST", f"/admin/v2/brokers/configuration/metadataSyncScopes/{scopes}")
 
-    def is_shared() -> bool:
+    def is_followed() -> bool:
         return all("partitionedTopics" in (status(regions, region) or {})["scopes"] for region in REGIONS)
 
-    wait_until(is_shared, "both regions to follow the setting")  # until then they are in sync about less
+    wait_until(is_followed, "both regions to follow the setting")  # until then they are in sync about less
     wait_until(lambda: is_synced(regions), "the regions to be in step")
     write(regions, "us", "PUT", f"{topics}/orders/partitions", 2)
     shadow = {"topic": "persistent://public/default/view"}

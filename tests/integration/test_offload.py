@@ -316,7 +316,7 @@ async def test_the_next_owner_of_a_topic_goes_on_where_the_other_broker_stopped(
         await world.publish()
         copied = await world.looked()
         assert not world.away(), "the lag"
-        world.broker.offload._is_shared = True
+        world.broker.offload._has_other_owners = True
         world.offloading.table._known.clear()  # another broker copied them
         before = world.objects.requests
         assert (await world.http("PUT", f"{NAMESPACE}/offloadThreshold", -1))[0] == 204

@@ -17,12 +17,12 @@ import pytest
 from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.settings import Settings
 from meridian_operator.handlers.desk import Desk
-from meridian_operator.handlers.geo_topics import GeoTopics, claim_of
+from meridian_operator.handlers.geo_topics import GeoTopics, contender_of
 from meridian_operator.handlers.subject import Views
 from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import Gone, KubeClient, Reference
 from meridian_operator.plan.budget import Budget
-from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.contenders import Contender
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.regions.directory import Tokens
 from support.brokers.broker_regions import until
@@ -103,19 +103,19 @@ async def test_no_timer_delays_the_observation_after_reconcile_now(monkeypatch: 
 
 
 async def test_an_object_created_again_does_not_wait_for_its_predecessor() -> None:
-    """The watch was interrupted: kopf lists the new object, and the deleted object's claim still counts."""
+    """The watch was interrupted: kopf lists the new object, and the deleted object still counts."""
     with KubeApi() as api:
         kube = KubeClient(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{api.port}", token="a-token"))
         desk = Desk(World(NO_REGIONS, Tokens(None), kube, lambda: 0.0, Budget(100, 100, time.monotonic), SETTINGS))
         topic = "persistent://public/default/orders"
-        claims: list[Claim] = []
+        contenders: list[Contender] = []
 
         def hear(created: str) -> None:
             spec, meta = {"topic": topic, "regions": ["east", "west"]}, {"creationTimestamp": created}
             api.create("geotopics", "orders", spec=spec, metadata=meta)
             body = api.get("geotopics", "orders") or {}
-            claims.append(claim_of(body["metadata"], GEO_TOPIC))
-            desk.heard(GeoTopics(), "ADDED", body, Views({topic: claims}, {}, {}, {}))
+            contenders.append(contender_of(body["metadata"], GEO_TOPIC))
+            desk.heard(GeoTopics(), "ADDED", body, Views({topic: contenders}, {}, {}, {}))
 
         try:
             hear("2026-01-01T00:00:00Z")

@@ -53,15 +53,15 @@ async def carry_out(
     the last observation."""
     seen: list[RegionSeen] = []
 
-    async def settled() -> bool:
+    async def is_done() -> bool:
         seen[:] = await see(clients, topic, subscription)
         planned = plan(seen)
         assert not planned.problems
         for change in planned.changes:
             await clients[change.region].apply(change)
-        return planned.settled
+        return planned.is_done
 
-    await until(settled)
+    await until(is_done)
     return seen
 
 
@@ -102,14 +102,14 @@ async def test_a_tenant_and_its_namespace_are_created(clients: dict[str, RegionC
     )
     name = TopicName.parse(spec.topic)
 
-    async def settled() -> bool:
+    async def is_done() -> bool:
         seen = [(await client.describe([Ask(name)]))[0] for client in clients.values()]
         planned = geo_topic.plan(spec, seen)
         for change in planned.changes:
             await clients[change.region].apply(change)
-        return planned.settled
+        return planned.is_done
 
-    await until(settled)
+    await until(is_done)
 
 
 async def test_a_region_that_the_topic_left_sends_nowhere(

@@ -37,7 +37,7 @@ def new_topic(broker: BrokerProcess, **policies: Any) -> str:
     return name
 
 
-def settled(broker: BrokerProcess, topic: str, policy: str) -> None:
+def until_in_force(broker: BrokerProcess, topic: str, policy: str) -> None:
     """An open topic applies its policies once a second; on opening, it applies those known then."""
     applied = f"{TOPICS}/{topic}/{policy}?applied=true"
     wait_until(lambda: broker.http("GET", applied).status == 200, "the policy to be known")
@@ -51,7 +51,7 @@ async def test_publishing_above_the_topics_rate_waits(broker: BrokerProcess) -> 
     connection is not.
     """
     topic = new_topic(broker, publishRate={"publishThrottlingRateInMsg": 10, "publishThrottlingRateInByte": -1})
-    settled(broker, topic, "publishRate")
+    until_in_force(broker, topic, "publishRate")
     free = f"persistent://public/default/{new_topic(broker)}"
     held = await RawConnection.open(broker.port)
     await held.producer(f"persistent://public/default/{topic}", 1)
@@ -102,7 +102,7 @@ def test_dispatch_keeps_its_rate(
     """20 a second: the last of 60 messages come two seconds after the first, and each comes once."""
     rate = {"dispatchThrottlingRateInMsg": 20, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
     topic = new_topic(broker, **{policy: rate})
-    settled(broker, topic, policy)
+    until_in_force(broker, topic, policy)
     producer = client.create_producer(topic, batching_enabled=False)
     for number in range(60):
         producer.send_async(b"%d" % number, None)
@@ -122,7 +122,7 @@ def test_a_namespaces_rate_applies_until_it_is_removed(broker: BrokerProcess, cl
     assert broker.http("POST", f"{NS}/dispatchRate", rate).status == 204
     assert broker.http("GET", f"{NS}/dispatchRate").json == rate | {"relativeToPublishRate": False}
     topic = new_topic(broker)
-    settled(broker, topic, "dispatchRate")
+    until_in_force(broker, topic, "dispatchRate")
     producer = client.create_producer(topic, batching_enabled=False)
     consumer = client.subscribe(topic, "all")
     for number in range(3):
@@ -152,7 +152,7 @@ async def test_producers_that_do_not_encrypt_are_refused(broker: BrokerProcess) 
 async def test_raising_the_rate_ends_the_wait(broker: BrokerProcess) -> None:
     rate = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
     topic = new_topic(broker, publishRate=rate)
-    settled(broker, topic, "publishRate")
+    until_in_force(broker, topic, "publishRate")
     connection = await RawConnection.open(broker.port)
     await connection.producer(f"persistent://public/default/{topic}")
     for number in range(100):

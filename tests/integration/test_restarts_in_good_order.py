@@ -15,8 +15,8 @@ from meridian_broker.positions.position import Position
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.early import EarlyPorts
 from meridian_broker.server.settings import Settings
-from meridian_broker.topics.context import Settling
-from meridian_broker.topics.service import closing, settling
+from meridian_broker.topics.context import WindingDown
+from meridian_broker.topics.service import closing, winding_down
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -47,7 +47,7 @@ async def publish(wire: RawConnection, number: int) -> Position:
 async def test_consumers_may_acknowledge_what_they_hold_before_they_are_disconnected(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "ACK_SECONDS", 30.0)
+    monkeypatch.setattr(winding_down, "ACK_SECONDS", 30.0)
     async with broker_inside(tmp_path) as inside:
         producing, consuming = await connected(inside), await connected(inside)
         asked = pb.CommandSubscribe(topic=NAME, subscription="sub", consumer_id=1, request_id=1)
@@ -78,7 +78,7 @@ async def test_consumers_may_acknowledge_what_they_hold_before_they_are_disconne
 async def test_every_message_read_has_a_receipt_before_its_producer_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "RECEIPT_SECONDS", 30.0)
+    monkeypatch.setattr(winding_down, "RECEIPT_SECONDS", 30.0)
     durable = asyncio.Event()
     monkeypatch.setattr(LocalWriter, "append", held_up(LocalWriter.append, durable))
     async with broker_inside(tmp_path) as inside:
@@ -99,7 +99,7 @@ async def test_every_message_read_has_a_receipt_before_its_producer_is_disconnec
 async def test_a_topic_that_moves_stores_nothing_without_a_receipt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "RECEIPT_SECONDS", 30.0)
+    monkeypatch.setattr(winding_down, "RECEIPT_SECONDS", 30.0)
     durable = asyncio.Event()
     monkeypatch.setattr(LocalWriter, "append", held_up(LocalWriter.append, durable))
     async with broker_inside(tmp_path) as inside:
@@ -108,7 +108,7 @@ async def test_a_topic_that_moves_stores_nothing_without_a_receipt(
         send(wire, 0)
         await until(lambda: topics[NAME].stored.messages_in == 1)
         unloading = asyncio.ensure_future(closing.unload(inside.service.opener, parse(NAME)))
-        await until(lambda: topics[NAME].settling is Settling.IGNORES_MESSAGES)
+        await until(lambda: topics[NAME].winding_down is WindingDown.IGNORES_MESSAGES)
         send(wire, 1)
         wire.say(T.PING, pb.CommandPing())
         await wire.hear(T.PONG)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from meridian_broker.gateway import tls_listeners
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.server.descriptors import shares
+from meridian_broker.server.descriptors import connection_limits
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from support.brokers.broker_inside import broker_inside
 from support.brokers.certificates import Authority, served
@@ -85,7 +85,7 @@ async def test_handshakes_that_never_end_keep_no_honest_client_out(
     async with asyncio.timeout(PATIENCE):
         line = await secure.connect()
         assert (await secure.ask()).startswith(b"HTTP/1.1 200")
-    places = (shares(FILES, 2048).handshakes + 1) // 2  # all of them come from one address
+    places = (connection_limits(FILES, 2048).handshakes + 1) // 2  # all of them come from one address
     for one in held[: len(held) - places]:
         await ended(one)
     assert not any(reader.at_eof() for reader, _ in held[len(held) - places + 2 :])

@@ -231,7 +231,7 @@ def test_the_data_source_prunes_by_region_and_reports_silent_ones(
 
 
 @pytest.fixture
-def sharing(etcd_server: EtcdServer, tmp_path: Path) -> Iterator[dict[str, BrokerProcess]]:
+def synced(etcd_server: EtcdServer, tmp_path: Path) -> Iterator[dict[str, BrokerProcess]]:
     """Real regions that keep their metadata equal."""
     url = f"etcd:{etcd_server.url}"
     with contextlib.ExitStack() as stack:
@@ -241,8 +241,8 @@ def sharing(etcd_server: EtcdServer, tmp_path: Path) -> Iterator[dict[str, Broke
         yield brokers
 
 
-def verified(spark: SparkSession, sharing: dict[str, BrokerProcess]) -> Verdict:
-    asked = [Region(name, one.admin_url) for name, one in sharing.items()]
+def verified(spark: SparkSession, synced: dict[str, BrokerProcess]) -> Verdict:
+    asked = [Region(name, one.admin_url) for name, one in synced.items()]
     return verify_in(spark, Request(asked, max_lag_ms=2000), lambda _: None)[0]
 
 
@@ -256,14 +256,14 @@ async def write_behind_the_brokers_back(url: str, region: str, path: str) -> Sta
 
 
 def test_a_path_missing_in_a_region_is_found_and_nothing_else_while_they_write(
-    spark: SparkSession, sharing: dict[str, BrokerProcess], etcd_server: EtcdServer
+    spark: SparkSession, synced: dict[str, BrokerProcess], etcd_server: EtcdServer
 ) -> None:
     is_over = threading.Event()
 
     def write() -> None:
         number = 0
         while not is_over.is_set():
-            for name, one in sharing.items():
+            for name, one in synced.items():
                 number += 1
                 tenant = f"/admin/v2/tenants/t{number % 40}"
                 made = {"adminRoles": [], "allowedClusters": [name]}
@@ -273,7 +273,7 @@ def test_a_path_missing_in_a_region_is_found_and_nothing_else_while_they_write(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        verdict = verified(spark, sharing)
+        verdict = verified(spark, synced)
     finally:
         is_over.set()
         writer.join()
@@ -283,13 +283,13 @@ def test_a_path_missing_in_a_region_is_found_and_nothing_else_while_they_write(
 
     path = keys.tenant("planted")
     stamp = asyncio.run(write_behind_the_brokers_back(etcd_server.url, "us", path))
-    verdict = verified(spark, sharing)
+    verdict = verified(spark, synced)
     assert [(one.reason, one.source, one.target, one.path, one.stamps) for one in verdict.findings] == [
         (Reason.METADATA_MISSING, "us", "eu", path, (f"{stamp.time_ms}.0@us", "nothing"))
     ]
     assert (verdict.state, verdict.exit_code) == (State.MISALIGNED, 1)
     assert path in page(verdict)
 
-    assert sharing["us"].http("POST", "/meridian/v1/metadata/restamp", {"path": path}).status == 200
-    wait_until(lambda: sharing["eu"].http("GET", "/admin/v2/tenants/planted").status == 200, "the tenant in eu")
-    assert verified(spark, sharing).findings == ()
+    assert synced["us"].http("POST", "/meridian/v1/metadata/restamp", {"path": path}).status == 200
+    wait_until(lambda: synced["eu"].http("GET", "/admin/v2/tenants/planted").status == 200, "the tenant in eu")
+    assert verified(spark, synced).findings == ()

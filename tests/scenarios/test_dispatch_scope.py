@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dispatch scope ``origin``: consumers in all regions at once get each message once; another region takes over a dead
-region's share, which returns with the region (R26)."""
+region's stream, which returns with the region (R26)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
         set_scope(regions, EAST, topic, {"dispatchScope": "origin"})
         wait_until(
             lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS),
-            "each share with its preferred holder",
+            "each stream with its preferred holder",
         )
         published = {region: range(1000 * i, 1000 * i + 300) for i, region in enumerate(REGIONS)}
         for region, numbers in published.items():
@@ -99,17 +99,17 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
         survivors = [listening[WEST], listening[CENTRAL]]
         wait_until(
             lambda: sum(len(one.numbers) for one in survivors) >= 200,
-            "another region to take over the dead region's share",
+            "another region to take over the dead region's stream",
         )
         assert sorted(survivors[0].numbers + survivors[1].numbers) == list(range(5000, 5200))
         assert not (survivors[0].numbers and survivors[1].numbers), "only one region takes it over"
         publish(west, topic, numbered(range(6000, 6100)))
-        wait_until(lambda: len(listening[WEST].numbers) >= 100, "the west's own share to continue")
+        wait_until(lambda: len(listening[WEST].numbers) >= 100, "the west's own stream to continue")
 
         listening[EAST].holding = False
         listening[EAST].clear()
         regions.bring_back(EAST)
-        wait_until(lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS), "the share to be back")
+        wait_until(lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS), "the stream to be back")
         for one in listening.values():
             one.clear()
         publish(east, topic, numbered(range(7000, 7100)))
@@ -143,7 +143,7 @@ def test_of_two_regions_one_takes_over_by_itself_when_a_third_one_votes(regions:
 
         wait_until(lambda: is_agreed(EAST) and is_agreed(WEST), "the witness to vote")
         own = {EAST: EAST, WEST: WEST}
-        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "each share with its preferred holder")
+        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "each stream with its preferred holder")
         listening[EAST].holding = True
         publish(east, topic, numbered(range(100)))
         wait_until(lambda: len(listening[EAST].numbers) == 100, "all of them at the preferred holder")
@@ -153,13 +153,13 @@ def test_of_two_regions_one_takes_over_by_itself_when_a_third_one_votes(regions:
         regions.kill_region(EAST)
         wait_until(
             lambda: len(listening[WEST].numbers) == 100,
-            "the west to take over the dead region's share, without a command",
+            "the west to take over the dead region's stream, without a command",
         )
         assert sorted(listening[WEST].numbers) == list(range(100))
         topics = regions.http(CENTRAL, "GET", f"/admin/v2/persistent/{namespace}").json
         assert topics == [], "the witness does not have the topic"
         regions.bring_back(EAST)
-        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "the share to be back")
+        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "the stream to be back")
 
 
 def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(regions: RegionsProcess) -> None:
@@ -169,7 +169,7 @@ def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(
         elsewhere = Listener(west, topic)
         set_scope(regions, WEST, topic, {"dispatchScope": "origin"})
         wait_until(
-            lambda: dispatchers(regions, EAST, topic).get(EAST) == EAST, "the east's share with its preferred holder"
+            lambda: dispatchers(regions, EAST, topic).get(EAST) == EAST, "the east's stream with its preferred holder"
         )
         publish(east, topic, numbered(range(100)))
         first = [int(held.receive(PATIENCE_MS).data()) for _ in range(5)]
@@ -183,7 +183,7 @@ def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(
         both = (EAST, WEST)
         wait_until(
             lambda: {dispatchers(regions, one, topic).get(EAST) for one in both} == {EAST},
-            "the east's share to be back",
+            "the east's stream to be back",
         )
         publish(east, topic, numbered([100]))
         # Only what was in flight before the pause (the queue has room for 10), and then what is new.

@@ -243,7 +243,7 @@ def test_a_seek_forward_acknowledges_everywhere(regions: RegionsProcess) -> None
         take_numbers(subscribe(west, topic), range(50, 80))
 
 
-def test_rewinds_in_two_regions_at_once_settle_on_one(regions: RegionsProcess) -> None:
+def test_rewinds_in_two_regions_at_once_agree_on_one(regions: RegionsProcess) -> None:
     topic = new_topic("two-rewinds")
     with client(regions, EAST) as east, client(regions, WEST) as west:
         ids = publish(east, topic, numbered(range(50)))

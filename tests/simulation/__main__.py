@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from simulation import divided_stories, generate, shared_stories
+from simulation import brokers_stories, divided_stories, generate
 from simulation.running import Outcome, run_story, shorten
 
 STORIES: Final = {
     "regions": generate.story_of,
-    "brokers": shared_stories.story_of,
+    "brokers": brokers_stories.story_of,
     "divided": divided_stories.story_of,
 }
 """World -> the story of a seed."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simulation.bookie_volume import BookieVolume
-from simulation.shared_region import SharedRegion
+from simulation.brokers_region import BrokersRegion
 from simulation.teller import StoryError, Teller
 
 
@@ -27,7 +27,7 @@ class BookieSteps(Teller):
 
     def do_bookie(self, region: str, name: str, what: str, more: str = "") -> None:
         home = self.world.regions[region]
-        if not isinstance(home, SharedRegion) or not isinstance(home.volume, BookieVolume):
+        if not isinstance(home, BrokersRegion) or not isinstance(home.volume, BookieVolume):
             raise StoryError(f"{region} has no bookies: begin with: brokers 2, and bookies 4")
         self.world.trouble()
         volume, loop, bookie = home.volume, self.world.loop, home.volume.bookies[name]

@@ -3,7 +3,7 @@
 
 A ``SimBroker`` is one run of a process. What outlives it (volume, metadata) belongs to its ``SimRegion``. The shells
 here take the place of ``gateway/`` in a real broker. Lookups in a region find one broker (``broker_of``; in
-``shared_region.py`` it depends on the topic). Earlier brokers may still run, with their clients and links, and believe
+``brokers_region.py`` it depends on the topic). Earlier brokers may still run, with their clients and links, and believe
 that they own the topics: only fencing keeps them from writing.
 """
 

@@ -21,7 +21,7 @@ from meridian_broker.topics.subscriptions.closing import leave
 from simulation.broker import REFUSALS
 from simulation.facts import rewinds_of, subscription_of
 from simulation.network import Connection
-from simulation.sharing import delivering
+from simulation.origin_streams import delivering
 
 if TYPE_CHECKING:
     from simulation.stage import Broker

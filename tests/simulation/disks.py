@@ -229,7 +229,7 @@ class SimStore(MemoryLedgerStore):
 
         def tell(error: LedgerError | None) -> None:
             if error is None:
-                heard.settle(None)
+                heard.resolve(None)
             else:
                 heard.fail(error)
 

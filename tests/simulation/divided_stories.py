@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from simulation.bookie_stories import with_bookies
+from simulation.brokers_stories import BrokersGenerator
 from simulation.generate import Generator, Mood
-from simulation.shared_stories import SharedGenerator
 
 ALONE: Final = 0
 """A region of one broker, which owns it without asking."""
@@ -19,7 +19,7 @@ ELSEWHERE: Final = ("stop", "second", "full", "rot", "save", "brink")
 """What other worlds do to a region of one broker and its volume."""
 
 
-class DividedGenerator(SharedGenerator):
+class DividedGenerator(BrokersGenerator):
     """Draws one story."""
 
     unknown = ("disks",)
@@ -36,12 +36,12 @@ class DividedGenerator(SharedGenerator):
         mood.weights |= {**self._of_brokers(), "switch": random.choice((0.0, 2.0, 4.0))}
         return mood
 
-    def _shared(self) -> str:
+    def _divided(self) -> str:
         return self.random.choice(list(self._brokers))
 
     def _switch(self) -> None:
         """Consumers go to another region, and their topic to another broker, at the same time."""
-        random, region, topic, name = self.random, self._shared(), self._topic(), self._name()
+        random, region, topic, name = self.random, self._divided(), self._topic(), self._name()
         here, there = random.sample(self.mood.regions, 2)
         self._made += 1
         one, other = f"s{self._made}", f"n{self._made}"

@@ -26,7 +26,7 @@ class EngineFuture:
         return False
 
     def set_result(self, value: Any) -> None:
-        self._inner.settle(value)
+        self._inner.resolve(value)
 
     def set_exception(self, error: BaseException) -> None:
         self._inner.fail(error)

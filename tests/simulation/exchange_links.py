@@ -94,7 +94,7 @@ class ExchangeLinks:
     @property
     def is_coming(self) -> bool:
         """Whether a connected region, or a broker there that owns topics of ours, has not yet said all it must."""
-        return any(self.core.is_settling(region) for region in self._links if region == region_of(region))
+        return any(self.core.is_connecting(region) for region in self._links if region == region_of(region))
 
     # -- from topics
 

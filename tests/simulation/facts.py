@@ -189,9 +189,9 @@ def subscription_of(consumer: Consumer) -> Subscription:
 
 def covered_origins(subscription: Subscription, origin: Origin | None, upto: Position) -> frozenset[str] | None:
     """With dispatch scope origin a cumulative ack of an entry is about some origins only."""
-    if subscription.share is None:
+    if subscription.streams is None:
         return None
-    return frozenset() if origin is None else subscription.share.covered_by(origin.region, upto)
+    return frozenset() if origin is None else subscription.streams.covered_by(origin.region, upto)
 
 
 def subscription_incarnation(name: str, progress: Progress) -> str:

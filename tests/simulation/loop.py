@@ -149,7 +149,7 @@ class Loop:
         if delay_us <= 0:
             return
         heard: Future[None] = Future()
-        self.after(delay_us, None, lambda: heard.settle(None))
+        self.after(delay_us, None, lambda: heard.resolve(None))
         await heard
 
 
@@ -164,7 +164,7 @@ class Future(Generic[T]):
         self._error: BaseException | None = None
         self._waiters: list[Callable[[], None]] | None = None
 
-    def settle(self, value: T) -> None:
+    def resolve(self, value: T) -> None:
         if not self.done:
             self._value = value
             self._finish()
@@ -255,7 +255,7 @@ class Lock:
         self._held = False
         if self._queue:
             self._held = True
-            self._queue.popleft().settle(None)
+            self._queue.popleft().resolve(None)
 
 
 class Event:
@@ -269,7 +269,7 @@ class Event:
         self._is_set = True
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.settle(None)
+            waiter.resolve(None)
 
     def clear(self) -> None:
         self._is_set = False
@@ -308,7 +308,7 @@ class SimScheduler:
             if isinstance(value, Exception):
                 heard.fail(value)
             else:
-                heard.settle(value)
+                heard.resolve(value)
 
         ask(ready)
         return await heard

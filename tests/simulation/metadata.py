@@ -30,7 +30,7 @@ from simulation.loop import Future, Loop, Owner
 UNREACHED_US: Final = 300_000
 """How long a watch waits before it checks again whether the store is reachable."""
 MARGIN: Final = 0.2
-"""Final share of a lease's time that its holder does not rely on, as with etcd."""
+"""Final part of a lease's time that its holder does not rely on, as with etcd."""
 
 
 class Watch:
@@ -45,7 +45,7 @@ class Watch:
     def tell(self, changes: list[Change]) -> None:
         if found := [one for one in changes if one.path.startswith(self.prefix)]:
             self.changes.append(found)
-            self.heard.settle(None)
+            self.heard.resolve(None)
 
 
 @dataclass

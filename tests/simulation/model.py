@@ -226,7 +226,7 @@ class Model(Crashes):
 
         :param behind: it covers what is stored after this position.
         :param was_sent: entries for which it counts in the newest epoch (R13).
-        :param came_later: entries that reached the client after the one it acks: another share, won meanwhile.
+        :param came_later: entries that reached the client after the one it acks: another stream, won meanwhile.
         :param seen: entries sent to a reader of the compacted view: nothing else is acknowledged.
         """
         subscription = subscription_of(consumer)

@@ -13,7 +13,7 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation.acceptance import accept_all
 from simulation.agreement import Agreement
 from simulation.consumers import SimConsumer
-from simulation.scopes import probe_shares
+from simulation.scopes import probe_streams
 from simulation.shadow_watch import ROUND_MS, ROUNDS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Quiet:
         self._world.run(1000)
         told: set[SimBroker] = set()
         while not self._model.violations:
-            self._world.settle(told)
+            self._world.tell_the_rest(told)
             difference = self._agreement.disagreement()
             if not difference or self._world.loop.now_us > deadline:
                 break
@@ -98,7 +98,7 @@ class Quiet:
             if consumer.topic == topic and consumer.subscription == name and not consumer.is_closed:
                 consumer.close(lambda: None)
         self._world.run(1000)
-        probe_shares(self._world, topic, name)
+        probe_streams(self._world, topic, name)
         for region in self._world.names:
             if not self._model.violations and name in self._subscriptions(region, topic):
                 self._look_at_all(region, topic, name)

@@ -54,7 +54,7 @@ class SimRemoteAdmin(RemoteAdmin):
 
         async def answer() -> None:
             found = await _answer(target.service, method, asked, number)
-            connection.send(1, lambda: answered.settle(found))
+            connection.send(1, lambda: answered.resolve(found))
 
         connection.on_closed[0] = lambda: answered.fail(RemoteAdminFailed(f"{region}: the connection broke"))
         connection.send(0, lambda: target.spawn(answer(), "answer another region's question"))

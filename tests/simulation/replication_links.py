@@ -97,7 +97,7 @@ class ReplicationLinks:
                 reason = str(error)
                 connection.send(1, lambda: away(reason))
                 return
-            connection.send(1, lambda: answered.settle(found))
+            connection.send(1, lambda: answered.resolve(found))
 
         connection.on_closed[0] = lambda: away("the connection broke")
         connection.send(0, lambda: target.spawn(answer(), "answer a region that lacks entries"))
@@ -145,7 +145,7 @@ class ReplicationLinks:
 async def serving(asker: Broker, region: str, topic: str) -> Broker | None:
     """The broker that serves a topic in another region, by a lookup there; None: no answer."""
     found: Future[Broker | None] = Future()
-    asker.world.regions[region].look_up(asker, topic.rpartition("/")[2], found.settle)
+    asker.world.regions[region].look_up(asker, topic.rpartition("/")[2], found.resolve)
     return await found
 
 
@@ -341,7 +341,7 @@ class ReplicationServer:
             )
             if told is not None:
                 other = RemotePlace(EARLIEST, told.incarnation, told)
-                self._connection.send(1, lambda: opened.settle(other))
+                self._connection.send(1, lambda: opened.resolve(other))
                 return
             topic = await self._broker.service.opener.topic(
                 topic_name.parse(source.name), create=True, incarnation=run.core.incarnation
@@ -382,7 +382,7 @@ class ReplicationServer:
                 self._connection.send(1, lambda: opened.fail(refusal))
                 return
             place = RemotePlace(last, topic.incarnation)
-            self._connection.send(1, lambda: opened.settle(place))
+            self._connection.send(1, lambda: opened.resolve(place))
 
         topic.log.when_durable(answer)
 

@@ -5,7 +5,7 @@ scope us t sub origin|local       set it in us; it propagates to the other regio
 takeover us t sub ORIGIN REGION   tell us that from now on the region dispatches the origin's messages
 witness us t sub REGION|none      the region also votes, although the topic is not there
 expect voters t sub               the voters, as each region knows them
-expect shares t sub               which regions would dispatch each origin's messages at this moment
+expect streams t sub              which regions would dispatch each origin's messages at this moment
 
 At each delivery every other broker is asked whether it would also deliver the same message: none may. When all is
 quiet, consumers that read everything are in all regions at once: each unacked message comes to exactly one of them.
@@ -23,7 +23,7 @@ from meridian_broker.topics.journal.subscription_record import LOCAL, ORIGIN
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation.agreement import Agreement
 from simulation.consumers import SimConsumer
-from simulation.sharing import holders
+from simulation.origin_streams import holders
 from simulation.teller import Teller
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 EVERY: Final = 8
 """One seed in this many has scopes."""
 SETTLED_MS: Final = 15_000
-"""After this time leases of six seconds have expired, and each share is with its preferred holder."""
+"""After this time leases of six seconds have expired, and each stream is with its preferred holder."""
 
 
 class ScopeSteps(Teller):
@@ -70,7 +70,7 @@ class ScopeSteps(Teller):
                 lists = " and ".join(" ".join(voters) for _, voters in known.lists)
                 self.say(f"{region}: {lists or 'nobody'}{'' if known.is_committed else ', to be agreed'}")
 
-    def expect_shares(self, topic: str, name: str) -> None:
+    def expect_streams(self, topic: str, name: str) -> None:
         for origin in self.world.names:
             who = [broker.region for broker, _ in holders(self.world, topic, name, origin)]
             self.say(f"{origin}: {' '.join(who) or 'nobody'}")
@@ -85,11 +85,11 @@ def _refusal(broker: SimBroker | None, subscription: Subscription) -> str:
     return broker.exchange.core.leases.objection(subscription.topic.regions(), sure=True)
 
 
-def probe_shares(world: World, topic: str, name: str) -> None:
+def probe_streams(world: World, topic: str, name: str) -> None:
     """Consumers in all regions at once, each of which reads everything it gets; then everything is local again."""
     homes = world.homes_of(topic)
     subscriptions = [subscription for region in homes if (subscription := _find(world, region, topic, name))]
-    if not any(subscription.share is not None for subscription in subscriptions):
+    if not any(subscription.streams is not None for subscription in subscriptions):
         return
     while world.network.is_silent:  # commands and votes travel on links that nothing but keep-alive can end
         world.run(1000)
@@ -125,7 +125,7 @@ def probe_shares(world: World, topic: str, name: str) -> None:
                 origin: whole
                 for _, origin, messages in log
                 if (whole := (1 << messages) - 1)
-                # The share's holder may lack the entry: dropped, or trimmed before a rewind needed it.
+                # The stream's holder may lack the entry: dropped, or trimmed before a rewind needed it.
                 and (origin not in everywhere or world.model.judging.is_dropped_somewhere(topic, subscription, origin))
             }
             got_here = {

@@ -34,7 +34,7 @@ class _Shadows(Drawing):
 
     def __init__(self, random: Random, lines: list[str]) -> None:
         super().__init__(random, lines)
-        self._is_shared = any(line.startswith("brokers") for line in self._head)
+        self._has_brokers = any(line.startswith("brokers") for line in self._head)
 
     def _following(self) -> None:
         random, region, topic = self._random, self._region(), self._topic()
@@ -60,7 +60,7 @@ class _Shadows(Drawing):
 
     def _trouble(self, region: str, topic: str, shadows: list[str]) -> list[str]:
         random = self._random
-        if self._is_shared:
+        if self._has_brokers:
             what = random.choice((topic, *shadows))
             return [f"hand {region} {what} b{random.randint(1, 3)}", f"tick {random.choice((5, 600, 3000))}"]
         if len(self._regions) > 1 and random.random() < 0.3:

@@ -22,7 +22,7 @@ Everything else is described at the top of the file that implements it::
 
     client_steps.py             producers, subscriptions, consumers
     trouble_steps.py            what breaks, and what a region does by itself: trim, expire, evict
-    shared_steps.py             brokers that share a region
+    brokers_steps.py            brokers that share a region
     bookie_steps.py             the bookies that store its ledgers
     region_steps.py             whole regions, the regions of topics, deletions, gaps
     topic_steps.py              quotas, terminations
@@ -35,6 +35,7 @@ Everything else is described at the top of the file that implements it::
 from __future__ import annotations
 
 from simulation.bookie_steps import BookieSteps
+from simulation.brokers_steps import BrokersSteps
 from simulation.client_steps import ClientSteps
 from simulation.partition_steps import PartitionSteps
 from simulation.questions import Questions
@@ -42,7 +43,6 @@ from simulation.quiet import Quiet
 from simulation.region_steps import RegionSteps
 from simulation.scopes import ScopeSteps
 from simulation.shadow_steps import ShadowSteps
-from simulation.shared_steps import SharedSteps
 from simulation.teller import StoryError, run_command
 from simulation.topic_steps import TopicSteps
 from simulation.trouble_steps import TroubleSteps
@@ -58,7 +58,7 @@ class Story(
     TopicSteps,
     PartitionSteps,
     ScopeSteps,
-    SharedSteps,
+    BrokersSteps,
     BookieSteps,
     ShadowSteps,
     Questions,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import meridian_broker
 import pytest
-from simulation import divided_stories, shared_stories
+from simulation import brokers_stories, divided_stories
 from simulation.facts import Violation
 from simulation.generate import story_of
 from simulation.planted import BUGS, hunt, plant, read
@@ -47,7 +47,7 @@ def test_regions_of_several_brokers_keep_every_promise() -> None:
 def test_a_seed_is_always_the_same_story_and_goes_the_same_way() -> None:
     assert story_of(7) == story_of(7) != story_of(8)
     assert run_story(story_of(7)) == run_story(story_of(7))
-    assert run_story(shared_stories.story_of(7)) == run_story(shared_stories.story_of(7))
+    assert run_story(brokers_stories.story_of(7)) == run_story(brokers_stories.story_of(7))
     assert run_story(divided_stories.story_of(7)) == run_story(divided_stories.story_of(7))
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stories about the voters of dispatch scope ``origin`` (R26), with little else in them.
 
-A topic's regions, its witness, the preferred holders of its shares and the scope itself are set in one region or in
+A topic's regions, its witness, the preferred holders of its streams and the scope itself are set in one region or in
 all, while regions are cut off, crash and restart within the time of a lease, or keep running beside their successor.
-Consumers are in all regions at once. The usual promises are checked: one region at a time delivers a share, nothing is
-lost, nothing acknowledged is redelivered, and once all is quiet each share is delivered.
+Consumers are in all regions at once. The usual promises are checked: one region at a time delivers a stream, nothing is
+lost, nothing acknowledged is redelivered, and once all is quiet each stream is delivered.
 """
 
 from __future__ import annotations

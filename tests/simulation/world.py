@@ -19,6 +19,7 @@ from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.journal import progress_log
 from meridian_broker.wire.pulsar import topic_name
 from simulation.broker import SimBroker, SimRegion
+from simulation.brokers_region import BrokersRegion
 from simulation.consumers import SimConsumer
 from simulation.engine_loop import EngineLoop
 from simulation.living import live_in
@@ -29,7 +30,6 @@ from simulation.network import Network, Weather
 from simulation.partition_counts import PartitionCounts
 from simulation.producers import SimProducer
 from simulation.shadow_watch import ShadowWatch
-from simulation.shared_region import SharedRegion
 from simulation.stage import Region
 
 SLOW_FOR_US: Final = 500_000
@@ -94,7 +94,7 @@ class World:
         """(region, ledger) -> topic, of every ledger that ever held entries."""
         self._numbers: dict[str, dict[int, int]] = defaultdict(dict)
         self.regions: dict[str, SimRegion] = {
-            name: SharedRegion(self, name, count) if count else SimRegion(self, name)
+            name: BrokersRegion(self, name, count) if count else SimRegion(self, name)
             for name, count in zip_longest(self.names, brokers[: len(self.names)])
         }
         for region in self.regions.values():
@@ -235,9 +235,9 @@ class World:
             region.volume.mend()
             region.repair()
 
-    def settle(self, told: set[SimBroker]) -> None:
-        """Tell each region the topics' regions: one that was down, or was told something else, does not know them. Lift
-        backlog quotas.
+    def tell_the_rest(self, told: set[SimBroker]) -> None:
+        """Tell each other region the topics' regions: one that was down, or was told something else, does not know
+        them. Lift backlog quotas.
 
         :param told: brokers that were told; all others that are up now are told and added.
         """

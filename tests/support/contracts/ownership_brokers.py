@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 from meridian_broker.metadata.store import MetadataStore
 from meridian_broker.ownership.bundles import Bundle
-from meridian_broker.ownership.claims import Claims
 from meridian_broker.ownership.owner import BundleOwner
 from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.ownership.transactions import BundleTransactions
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 
@@ -66,7 +66,7 @@ class BrokerOfTest:
         self.owner = BundleOwner(
             store,
             self.scheduler,
-            Claims(store, name, lambda _: BUNDLES, _floor),
+            BundleTransactions(store, name, lambda _: BUNDLES, _floor),
             lambda lease, draining: BrokerRecord(name, f"{name}#{lease}", draining=draining),
             asyncio.Lock(),
             lease_seconds,

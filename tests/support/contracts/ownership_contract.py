@@ -15,10 +15,10 @@ import pytest
 from meridian_broker.metadata.store import Check, Committed, Delete, MetadataStore, MetadataUnavailable, Put
 from meridian_broker.ownership import handing_over, paths
 from meridian_broker.ownership.bundles import Bundles, NotDivisible, place_of
-from meridian_broker.ownership.claims import MANY, NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.handing_over import MOVES
 from meridian_broker.ownership.owner import NotServing
 from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
+from meridian_broker.ownership.transactions import MANY, NoSuchBundle, OwnedElsewhere
 from support.contracts.metadata_contract import wait_until
 from support.contracts.ownership_brokers import BUNDLES, FLOOR, OwningBroker, owning, topics
 
@@ -176,7 +176,7 @@ class OwningContract:
             assert fences == [FLOOR + 6]
 
     async def test_a_bundle_that_is_handed_over_is_never_free(self, connect: Connect) -> None:
-        """No other broker can take it in between, and the next owner need not claim it."""
+        """No other broker can take it in between, and the next owner need not acquire it."""
         async with owning("a", await connect()) as a, owning("b", await connect()) as b:
             await wait_until(lambda: len(a.owner.view.brokers) == 2)
             before = await a.owner.acquire(FIRST)
@@ -230,7 +230,7 @@ class OwningContract:
             later = await c.owner.acquire(FIRST)
             to = a.owner.view.alive("b")
             assert to is not None
-            await a.owner._claims.transfer(FIRST, term, to, later.fence - 1)
+            await a.owner._transactions.transfer(FIRST, term, to, later.fence - 1)
             a.topics.may_close.set()
             await giving
             assert c.owner.term(FIRST) == later
@@ -348,7 +348,7 @@ class OwningContract:
             assert False in told and a.owner.is_alive
             assert (await a.owner.acquire(FIRST)).fence > before.fence
 
-    async def test_a_claim_whose_answer_was_lost_is_found_again(self, connect: Connect) -> None:
+    async def test_an_acquisition_whose_answer_was_lost_is_found_again(self, connect: Connect) -> None:
         store = LosesAnswers(await connect())
         async with owning("a", store) as a, owning("b", await connect()) as b:
             store.is_losing = True

@@ -22,7 +22,7 @@ from meridian_operator.handlers.reporting import Answer
 from meridian_operator.handlers.shadow_topics import ShadowTopics
 from meridian_operator.handlers.subject import Subject, Views
 from meridian_operator.plan.changes import Change
-from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.contenders import Contender
 from meridian_operator.plan.observed import (
     Link,
     RegionSeen,
@@ -215,7 +215,7 @@ _MOVING: Final = TopicSeen(
     takes_snapshots=True,
 )
 _PLACE: Final = SubscriptionSeen(replicated=True, mark_delete="", holes=0, backlog=0, consumers=0, synced=True)
-_OWNER: Final = Claim(TIME, "y", "orders", "GeoTopic", "orders")
+_OWNER: Final = Contender(TIME, "y", "orders", "GeoTopic", "orders")
 _SYNC: Final = SyncSeen(
     {
         "metadataSyncEventTopic": "persistent://public/default/metadata-events",

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from aiohttp import web
 from meridian_operator.api.crd import KINDS
-from meridian_operator.api.shared import GROUP, VERSION, Kind
+from meridian_operator.api.fields import GROUP, VERSION, Kind
 
 CORE: Final = ("services", "configmaps", "events")
 OWN: Final = {kind.plural: kind for kind in KINDS}

@@ -102,7 +102,7 @@ class Region:
         if not entry.marker:
             self.last_origin[entry.origin] = entry.place
 
-    def settled(self, subscription: str, entry: Entry) -> bool:
+    def acked_or_dropped(self, subscription: str, entry: Entry) -> bool:
         return (
             entry.marker
             or self.later[subscription].get(entry, 0) == whole(entry)
@@ -212,13 +212,13 @@ class Simulation:
                             _add(other.later[name], entry, bits)
             for region in self.regions.values():
                 for copy in region.log:
-                    if rng.random() < 0.05 and not region.settled(name, copy.entry):
+                    if rng.random() < 0.05 and not region.acked_or_dropped(name, copy.entry):
                         region.dropped[name].add(copy.entry)
 
     def _pass_and_trim(self) -> None:
         for region in self.regions.values():
             for name in SUBSCRIPTIONS:
-                region.passed[name] = {copy.place for copy in region.log if region.settled(name, copy.entry)}
+                region.passed[name] = {copy.place for copy in region.log if region.acked_or_dropped(name, copy.entry)}
             keep = next(
                 (
                     at
@@ -241,7 +241,7 @@ class Simulation:
             region.passed[name] -= {copy.place for copy in region.log[:count]}
         del region.log[:count]
 
-    def settle(self, region: Region, copies: Sequence[Copy]) -> None:
+    def acknowledge_everywhere(self, region: Region, copies: Sequence[Copy]) -> None:
         """Every subscription acknowledged these in all regions, long ago."""
         for name in SUBSCRIPTIONS:
             for copy in copies:
@@ -250,12 +250,12 @@ class Simulation:
                         for acks in (one.earlier[name], one.later[name], one.firsthand[name]):
                             acks[copy.entry] = whole(copy.entry)
             for one in self.regions.values():
-                one.passed[name] = {copy.place for copy in one.log if one.settled(name, copy.entry)}
+                one.passed[name] = {copy.place for copy in one.log if one.acked_or_dropped(name, copy.entry)}
             assert {copy.place for copy in copies} <= region.passed[name]
 
     def new_life(self, region: Region) -> list[Entry]:
         """The region restarted and could not ask the others what it had published before: the first entry of one of
-        its ledgers claims no predecessor (R5). Return the entries before it; none if it has only one ledger."""
+        its ledgers names no predecessor (R5). Return the entries before it; none if it has only one ledger."""
         own = [entry for entry in self.own[region.name] if not entry.marker]
         firsts = [at for at in range(1, len(own)) if own[at].place[0] != own[at - 1].place[0]]
         if not firsts:
@@ -277,7 +277,7 @@ class Simulation:
             for name, place in region.last_origin.items()
         }  # fmt: skip
         for name in SUBSCRIPTIONS:
-            region.passed[name] = {copy.place for copy in region.log if region.settled(name, copy.entry)}
+            region.passed[name] = {copy.place for copy in region.log if region.acked_or_dropped(name, copy.entry)}
         return late
 
     def compact(self, region: Region, name: str) -> list[Copy]:
@@ -293,8 +293,8 @@ class Simulation:
                 _add(one.later[name], copy.entry, whole(copy.entry))
             _add(region.firsthand[name], copy.entry, whole(copy.entry))
         for one in self.regions.values():
-            settled = {copy.place for copy in one.log if one.settled(name, copy.entry)}
-            one.passed[name] = settled | (region.taken_out[name] if one is region else set())
+            acked_or_dropped = {copy.place for copy in one.log if one.acked_or_dropped(name, copy.entry)}
+            one.passed[name] = acked_or_dropped | (region.taken_out[name] if one is region else set())
         return kept
 
     # -- what is known -------------------------------------------------------------------------------------------------

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import LeaseMessage, LeaseRelease, Stream
 from meridian_broker.replication.leases.quorums import VoterSets
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.replication.leases.voter import Vote
 from support.worlds.lease_world import EAGER, LeaseNode, LeaseWorld
 
 OWNER_MS = 1500
 """Duration of the lease on the topic within a region."""
 OWNERS_SHARE = 0.97
-"""The share of it that the owner counts on, by its own clock."""
+"""The fraction of it that the owner counts on, by its own clock."""
 BEAT_MS = 300
 SEEN_MS = 600
 """The longest time until another region knows of a new owner."""
@@ -104,7 +104,7 @@ class BrokerNode(LeaseNode):
     def lose(self) -> None:
         """Stop owning the topic."""
         self.term, self.is_open = 0, False
-        self.leases.leave(list(self.leases.claims), self.now_ms())
+        self.leases.leave(list(self.leases.requests), self.now_ms())
         self.voter.moved({stream[0] for stream in self.world.streams})
         self._wake()
 
@@ -112,7 +112,7 @@ class BrokerNode(LeaseNode):
         """Close the topic: release its leases, wait for the disk, and let the other broker own it."""
         term = self.term
         self.is_open = False
-        self.leases.leave(list(self.leases.claims), self.now_ms())
+        self.leases.leave(list(self.leases.requests), self.now_ms())
         self._wake()
 
         def closed() -> None:
@@ -127,7 +127,7 @@ class BrokerNode(LeaseNode):
 
         self.world.after_us(1000, lambda: self.do(closed))
 
-    # -- the host of claims
+    # -- the host of requests
 
     def peer_of(self, voter: str, topic: str) -> str:
         return voter if voter == self.region else self.world.seen.get((self.name, voter), voter)
@@ -225,15 +225,15 @@ class LeaseBrokersWorld(LeaseWorld):
 
         self.after_us(self.random.randrange(1000, SEEN_MS * 1000), seen)
 
-    def check_promise(self, node: LeaseNode, claim: Claim, name: str, believed_us: float) -> None:
+    def check_promise(self, node: LeaseNode, request: LeaseRequest, name: str, believed_us: float) -> None:
         home, owner = self.homes[name], self.owner(name)
-        what = f"at {self.now_us} us {node.leases.holder} believes that {name} promised {claim.stream}"
+        what = f"at {self.now_us} us {node.leases.holder} believes that {name} promised {request.stream}"
         if owner is None or not owner.alive or not owner.is_open or owner.term != home.term:
-            stored = home.disk.get(claim.stream)
+            stored = home.disk.get(request.stream)
             assert stored is not None, what
             assert stored[0] == node.leases.holder, f"{what}: {stored}"
             return
-        vote = owner.voter.votes.get(claim.stream)
+        vote = owner.voter.votes.get(request.stream)
         assert vote is not None, what
         assert vote.holder == node.leases.holder, f"{what}: {vote}"
         assert believed_us <= owner.true_us(vote.until_ms), f"{what} for longer: {vote}"

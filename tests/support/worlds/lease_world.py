@@ -9,7 +9,6 @@ from heapq import heappop, heappush
 from random import Random
 
 from meridian_broker.positions import Stamp
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.leases import Leases
 from meridian_broker.replication.leases.messages import (
     NOT_SERVED,
@@ -26,6 +25,7 @@ from meridian_broker.replication.leases.messages import (
 )
 from meridian_broker.replication.leases.quorums import Voters, VoterSets, preferred_among
 from meridian_broker.replication.leases.reconfiguration import Heard, Reconfiguration, Subject
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.replication.leases.times import CLOCK_RATE, LeaseTimes
 from meridian_broker.replication.leases.voter import Vote, Voter
 from meridian_broker.replication.peers import region_of
@@ -125,8 +125,8 @@ class LeaseNode:
 
     def holds(self, stream: Stream) -> bool:
         """Whether the node would read the stream if it were scheduled at this instant."""
-        claim = self.leases.claims.get(stream) if self.alive else None
-        return claim is not None and claim.is_held and self.now_ms() < claim.until_ms
+        request = self.leases.requests.get(stream) if self.alive else None
+        return request is not None and request.is_held and self.now_ms() < request.until_ms
 
     def do(self, work: Callable[[], object]) -> None:
         """Run something in the process as soon as it is not paused."""
@@ -214,7 +214,7 @@ class LeaseNode:
     def _is_clean(self, subject: Subject, mark: int) -> bool:
         return self.voter.is_clean(*subject, mark, self.now_ms())
 
-    # -- the host of claims
+    # -- the host of requests
 
     def peer_of(self, voter: str, topic: str) -> str:
         return voter
@@ -235,19 +235,19 @@ class LeaseNode:
         vote = self.voter.promised(stream, self.now_ms())
         return 0 if vote is None or vote.holder == self.leases.holder else vote.until_ms - self.now_ms()
 
-    def won(self, claim: Claim) -> None:
-        self.world.check(claim.stream)
-        self.world.wins[claim.stream] = self.world.wins.get(claim.stream, 0) + 1
+    def won(self, request: LeaseRequest) -> None:
+        self.world.check(request.stream)
+        self.world.wins[request.stream] = self.world.wins.get(request.stream, 0) + 1
 
-    def lost(self, claim: Claim) -> None:
+    def lost(self, request: LeaseRequest) -> None:
         pass
 
-    def wanted_back(self, claim: Claim) -> None:
+    def wanted_back(self, request: LeaseRequest) -> None:
         run = self.run
 
         def drained() -> None:
             if self.alive and self.run == run:
-                self.do(lambda: self.leases.release(claim.stream, self.now_ms()))
+                self.do(lambda: self.leases.release(request.stream, self.now_ms()))
 
         self.world.after_us(self.drain_ms * 1000, drained)
 
@@ -437,21 +437,21 @@ class LeaseWorld:
         holders = self.holders(stream)
         assert len(holders) <= 1, f"at {self.now_us} us, {holders} hold {stream} at once"
         for node in self.nodes.values():
-            claim = node.leases.claims.get(stream) if node.alive else None
-            for voter, asked_ms in claim.asked_ms.items() if claim is not None else ():
-                assert claim is not None
+            request = node.leases.requests.get(stream) if node.alive else None
+            for voter, asked_ms in request.asked_ms.items() if request is not None else ():
+                assert request is not None
                 believed_us = node.true_us(asked_ms + node.leases.times.usable)
                 if believed_us > self.now_us:
-                    self.check_promise(node, claim, voter, believed_us)
+                    self.check_promise(node, request, voter, believed_us)
 
-    def check_promise(self, node: LeaseNode, claim: Claim, name: str, believed_us: float) -> None:
+    def check_promise(self, node: LeaseNode, request: LeaseRequest, name: str, believed_us: float) -> None:
         """A voter knows each promise that a holder counts on, and keeps it at least as long."""
         voter = self.nodes[name]
         if not voter.alive:
             return
-        what = f"at {self.now_us} us {node.leases.holder} believes that {voter.name} promised {claim.stream}"
-        vote = voter.voter.votes.get(claim.stream)
+        what = f"at {self.now_us} us {node.leases.holder} believes that {voter.name} promised {request.stream}"
+        vote = voter.voter.votes.get(request.stream)
         assert vote is not None, what
         assert vote.holder == node.leases.holder, f"{what}: {vote}"
-        assert vote.term <= claim.term, f"{what}: {vote}"
+        assert vote.term <= request.term, f"{what}: {vote}"
         assert believed_us <= voter.true_us(vote.until_ms), f"{what} for longer: {vote}"

@@ -11,7 +11,7 @@ import pytest
 from meridian_broker.cli.token_issuing import (
     LOOK_SECONDS,
     RETRY_SECONDS,
-    SETTLE_SECONDS,
+    SPREAD_SECONDS,
     CannotIssue,
     RegionKeys,
     TokenIssuer,
@@ -66,9 +66,9 @@ def test_a_key_signs_once_brokers_have_had_time_to_read_it(tmp_path: Path) -> No
     (tmp_path / "next").mkdir()
     (tmp_path / "next/2026-11.key").write_bytes(NEW)
     assert keys.signing().key == OLD
-    now = SETTLE_SECONDS - 1
+    now = SPREAD_SECONDS - 1
     assert keys.signing().key == OLD
-    now = SETTLE_SECONDS
+    now = SPREAD_SECONDS
     signing = keys.signing()
     assert (signing.key, signing.id) == (NEW, "2026-11")
     (tmp_path / "secret.key").write_bytes(NEW)

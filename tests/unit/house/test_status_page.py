@@ -41,7 +41,7 @@ def test_every_metric_of_lag_is_explained() -> None:
     assert [name for name in named if f"`{name}`" not in PAGE] == []
 
 
-HEADERS = [status_report.HERE, status_report.PAIRS, status_report.PULSAR, status_report.SHARES]
+HEADERS = [status_report.HERE, status_report.PAIRS, status_report.PULSAR, status_report.STREAMS]
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=["regions", "pairs", "pulsar", "shares"])
@@ -54,13 +54,13 @@ def _seen(**more: Any) -> dict[str, Any]:
     return {"mode": "exact", "replicated": True, "mark_delete": "1:2", "peers": [], **figures, **more}
 
 
-def test_the_shares_of_a_subscription_are_shown_with_what_they_wait_for() -> None:
+def test_the_streams_of_a_subscription_are_shown_with_what_they_wait_for() -> None:
     held = {"origin": "us", "dispatched_by": "us", "lease_ms_left": 5200, "owed": 4, "reason": ""}
     free = {"origin": "eu", "dispatched_by": "", "lease_ms_left": 0, "owed": 0, "reason": "nobody consumes here"}
     answer = {"regions": {"eu": _seen(shares=[free]), "us": {"partitions": {"a": _seen(shares=[held]), "b": _seen()}}}}
     shown = list(status_report.tables(answer, 0))[-1].splitlines()
     assert [line.split() for line in shown] == [
-        " ".join(status_report.SHARES).split(),
+        " ".join(status_report.STREAMS).split(),
         ["eu", "eu", "nobody", "-", "0", "nobody", "consumes", "here"],
         ["us", "us", "us", "5.2", "s", "4", "-"],
     ]

@@ -13,7 +13,7 @@ from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier
-from meridian_broker.metadata.sync.catching_up import compared, settle, take
+from meridian_broker.metadata.sync.catching_up import compared, decide_for, take
 from meridian_broker.metadata.sync.choice import (
     CONFIGURATION_EVENT_TOPIC,
     EVENT_TOPIC,
@@ -216,7 +216,7 @@ def test_differences_are_decided_for_the_named_side(world: SyncWorld, side: str,
         comparison = await compared(await known_in(world.regions["us"].store), peer)
         assert comparison.differences(paths.SCOPES) == [ROLE]
         assert comparison.paths() == [ROLE, only_there]
-        return await settle(comparison, peer, world.regions["us"].brokers[0].catalog, side, paths.SCOPES)
+        return await decide_for(comparison, peer, world.regions["us"].brokers[0].catalog, side, paths.SCOPES)
 
     assert world.finish("us", decide()) == 1
     world.quiet()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.sync import paths
-from meridian_broker.metadata.sync.catching_up import compared, settle
+from meridian_broker.metadata.sync.catching_up import compared, decide_for
 from meridian_broker.metadata.sync.shapes import fault_of
 from meridian_broker.metadata.sync.stamped import Stamped, canonical
 from meridian_broker.positions.clock import Stamp
@@ -60,7 +60,7 @@ def test_a_decision_for_one_side_takes_no_partitions_away(side: str) -> None:
     async def decide() -> int:
         peer = await PeerInMemory.of(world, "eu", "us")
         comparison = await compared(await known_in(world.regions["us"].store), peer)
-        return await settle(comparison, peer, world.regions["us"].brokers[0].catalog, side, paths.SCOPES)
+        return await decide_for(comparison, peer, world.regions["us"].brokers[0].catalog, side, paths.SCOPES)
 
     assert world.finish("us", decide()) == 1
     world.quiet()

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from meridian_operator.api.crd import KINDS, document, text
+from meridian_operator.api.fields import Kind
 from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.metadata_sync_policy import METADATA_SYNC_POLICY
 from meridian_operator.api.replicated_subscription import REPLICATED_SUBSCRIPTION
 from meridian_operator.api.shadow_topic import SHADOW_TOPIC
-from meridian_operator.api.shared import Kind
 
 ROOT = Path(__file__).parents[3]
 

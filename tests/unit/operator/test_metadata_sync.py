@@ -15,7 +15,7 @@ from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.reporting import Answer, Report
 from meridian_operator.handlers.subject import Views
 from meridian_operator.plan import changes, metadata_sync
-from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.contenders import Contender
 from meridian_operator.plan.history import History
 from meridian_operator.plan.metadata_sync import EVENT_TOPIC, MAX_CLOCK_SKEW, SCOPES, TOMBSTONE_RETENTION
 from meridian_operator.plan.observed import ConflictSeen, RegionSeen, SyncSeen
@@ -28,7 +28,7 @@ EVENTS = "persistent://public/default/metadata-events"
 CHOSEN = {EVENT_TOPIC: EVENTS, SCOPES: "namespaces,tenants"}
 ON = SyncSeen(CHOSEN, enabled=True, synced=True)
 OFF = SyncSeen()
-YOUNGER = Claim("2026-02-01T00:00:00Z", "y", "second", "MetadataSyncPolicy", "second")
+YOUNGER = Contender("2026-02-01T00:00:00Z", "y", "second", "MetadataSyncPolicy", "second")
 
 
 def policy(*regions: str, **fields: Any) -> MetadataSyncPolicySpec:
@@ -63,7 +63,7 @@ def carried_out(seen: RegionSeen, planned: tuple[changes.Change, ...]) -> Region
 def test_a_plan_carried_out_leaves_nothing_to_do(spec: MetadataSyncPolicySpec, before: SyncSeen) -> None:
     seen = [region("eu", before), region("us", OFF)]
     after = [carried_out(one, metadata_sync.plan(spec, seen).changes) for one in seen]
-    assert metadata_sync.plan(spec, after).settled
+    assert metadata_sync.plan(spec, after).is_done
     assert [one.sync is not None and one.sync.enabled for one in after] == [not spec.suspend] * 2
 
 
@@ -72,7 +72,7 @@ def test_the_retention_is_managed_by_the_object_too() -> None:
     planned = metadata_sync.plan(policy(tombstoneRetention="3d"), [region("us", ON)]).changes
     assert [one.sentence() for one in planned] == [f"us: set {TOMBSTONE_RETENTION} to 259200"]
     kept = replace(ON, chosen=CHOSEN | {TOMBSTONE_RETENTION: "259200"})
-    assert metadata_sync.plan(policy(tombstoneRetention="3d"), [region("us", kept)]).settled
+    assert metadata_sync.plan(policy(tombstoneRetention="3d"), [region("us", kept)]).is_done
     planned = metadata_sync.plan(policy(), [region("us", kept)]).changes
     assert [one.sentence() for one in planned] == [f"us: remove {TOMBSTONE_RETENTION}"]
     refused = metadata_sync.refusal(policy(tombstoneRetention="30m"))
@@ -84,7 +84,7 @@ def test_the_clock_bound_is_managed_by_the_object_too() -> None:
     planned = metadata_sync.plan(policy(maxClockSkew="2s"), [region("us", ON)]).changes
     assert [one.sentence() for one in planned] == [f"us: set {MAX_CLOCK_SKEW} to 2"]
     kept = replace(ON, chosen=CHOSEN | {MAX_CLOCK_SKEW: "2"})
-    assert metadata_sync.plan(policy(maxClockSkew="2s"), [region("us", kept)]).settled
+    assert metadata_sync.plan(policy(maxClockSkew="2s"), [region("us", kept)]).is_done
     planned = metadata_sync.plan(policy(), [region("us", kept)]).changes
     assert [one.sentence() for one in planned] == [f"us: remove {MAX_CLOCK_SKEW}"]
     for given, refused in {"0s": True, "500ms": True, "1s": False, "1h": False, "61m": True}.items():
@@ -113,7 +113,7 @@ def test_a_region_that_leaves_is_switched_off_and_then_forgotten() -> None:
 
 def test_settings_that_an_object_does_not_control_stay() -> None:
     other = {"someOtherSetting": "1"}
-    assert metadata_sync.plan(policy(), [region("us", replace(ON, chosen=CHOSEN | other))]).settled
+    assert metadata_sync.plan(policy(), [region("us", replace(ON, chosen=CHOSEN | other))]).is_done
 
 
 def test_a_region_that_is_down_delays_the_others_only_in_a_deletion() -> None:
@@ -199,10 +199,10 @@ def test_it_is_removed_from_regions_that_no_other_policy_names(others: list[str]
     spec = {"regions": [*NAMES], "deletionPolicy": "Delete"}
     meta = {"name": "all", "namespace": "y", "uid": "all", "generation": 1, "creationTimestamp": TIME}
     body = {"metadata": meta | {"deletionTimestamp": TIME, "finalizers": [FINALIZER]}, "spec": spec}
-    own = Claim(TIME, "y", "all", "MetadataSyncPolicy", "all")
-    claims = {name: [own, YOUNGER] if name in others else [own] for name in NAMES}
+    own = Contender(TIME, "y", "all", "MetadataSyncPolicy", "all")
+    contenders = {name: [own, YOUNGER] if name in others else [own] for name in NAMES}
     world = Witnessed(sync=ON)
-    answer = asyncio.run(look(MetadataSyncPolicies(), body, Views({}, {}, {}, claims), world))  # type: ignore[arg-type]
+    answer = asyncio.run(look(MetadataSyncPolicies(), body, Views({}, {}, {}, contenders), world))  # type: ignore[arg-type]
     assert sorted({one.region for one in world.made}) == off
     assert [one.reason for one in answer.events] == ([reason] if reason else [])
 
@@ -232,7 +232,7 @@ def test_the_last_conflicts_are_shown_with_both_values_and_who_won() -> None:
     assert seen.latest[0] == ConflictSeen("/geo/tenants/a", '{"n": 1}', "us", "", "eu", "ann")
     assert (len(seen.latest[1].won), seen.latest[1].lost, seen.latest[1].caller) == (MOST_VALUE, "...", "")
     assert len(seen.latest) == 5
-    own = Claim(TIME, "y", "all", "MetadataSyncPolicy", "all")
+    own = Contender(TIME, "y", "all", "MetadataSyncPolicy", "all")
     meta = {"name": "all", "namespace": "y", "uid": "all", "generation": 1, "creationTimestamp": TIME}
     body = {"metadata": meta, "spec": {"regions": [*NAMES]}}
     views = Views({}, {}, {}, {name: [own] for name in NAMES})

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.server.settings import BY_KEY
 from meridian_operator.api.crd import document
+from meridian_operator.api.fields import Condition
 from meridian_operator.api.geo_topic import GEO_TOPIC, GeoTopicSpec
 from meridian_operator.api.quantities import duration_ms, size_bytes
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
-from meridian_operator.api.shared import Condition
 from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.subject import Views
 from meridian_operator.plan import changes, geo_topic, replicated_subscription
-from meridian_operator.plan.claims import Claim, heir, ruler
+from meridian_operator.plan.contenders import Contender, heir, ruler
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, TopicName, TopicSeen
 from meridian_operator.plan.outcome import Finding, judge, merged
@@ -165,14 +165,14 @@ def test_a_subscription_is_created_in_one_region_only() -> None:
     assert len(waiting.waiting) == 2
     assert judge(waiting, REGIONS)[1].reason == "Waiting"
     all_have = [replace(one, subscription=subscribed()) for one in seen]
-    assert replicated_subscription.plan(rsub(), all_have).settled
+    assert replicated_subscription.plan(rsub(), all_have).is_done
 
 
 def test_a_region_that_is_being_filled_is_waited_for() -> None:
     """R21: the object is Ready once clients may fail over to every region."""
     there = {"replication": REGIONS}
     seen = [region(name, TopicSeen(0, there)) for name in REGIONS]
-    assert geo_topic.plan(geo(), seen).settled
+    assert geo_topic.plan(geo(), seen).is_done
     seen[0] = region("ap", TopicSeen(0, there, unfilled="7 entries of us are missing"))
     planned = geo_topic.plan(geo(), seen)
     assert (planned.changes, planned.problems) == ((), ())
@@ -198,7 +198,7 @@ def test_one_region_is_told_the_dispatch_scope() -> None:
     assert replicated_subscription.plan(spec, told).changes == ()
     assert len(replicated_subscription.plan(spec, told).waiting) == len(REGIONS) - 1
     all_have = [replace(one, subscription=origin) for one in seen]
-    assert replicated_subscription.plan(spec, all_have).settled
+    assert replicated_subscription.plan(spec, all_have).is_done
     back = replicated_subscription.plan(rsub(), all_have)
     assert back.changes == (changes.SetDispatchScope("ap", NAME, "billing", "local"),)
 
@@ -211,8 +211,8 @@ def test_one_region_is_told_the_witness() -> None:
     assert planned.changes == (changes.SetDispatchScope("ap", NAME, "billing", "origin", "mars"),)
     assert "origin with witness mars" in planned.changes[0].sentence()
     has_it = [replace(one, subscription=replace(origin, witnesses=frozenset({"mars"}))) for one in seen]
-    assert replicated_subscription.plan(spec, has_it).settled
-    assert replicated_subscription.plan(rsub(dispatchScope="Origin"), has_it).settled, "an unset witness is left alone"
+    assert replicated_subscription.plan(spec, has_it).is_done
+    assert replicated_subscription.plan(rsub(dispatchScope="Origin"), has_it).is_done, "an unset witness is left alone"
 
 
 def test_a_dispatch_scope_that_is_not_in_force_is_a_problem() -> None:
@@ -284,8 +284,11 @@ def test_specs_that_are_refused(wrong: dict[str, Any]) -> None:
 HELD = History(established=frozenset(REGIONS))
 
 
-def test_the_oldest_claim_rules_and_the_next_one_inherits() -> None:
-    first, second = Claim("2026-01-01", "b", "x", "GeoTopic", "1"), Claim("2026-01-02", "a", "x", "GeoTopic", "2")
+def test_the_oldest_contender_rules_and_the_next_one_inherits() -> None:
+    first, second = (
+        Contender("2026-01-01", "b", "x", "GeoTopic", "1"),
+        Contender("2026-01-02", "a", "x", "GeoTopic", "2"),
+    )
     assert ruler([second, first]) == first
     assert heir([second, first], "1") == second
     assert heir([second._replace(leaving=True), first], "1") is None
@@ -329,7 +332,7 @@ def test_a_region_that_leaves_is_unlinked_and_remembered() -> None:
     assert planned.changes == (changes.Unlink("us", NAME),)
     assert geo_topic.established(two, seen, HELD) == REGIONS
     alone = [*seen[:2], region("us", TopicSeen(0, {"replication": ["us"]}))]
-    assert geo_topic.plan(two, alone, HELD).settled
+    assert geo_topic.plan(two, alone, HELD).is_done
     assert geo_topic.established(two, alone, HELD) == ["ap", "eu"]
     assert geo_topic.left(two, alone, HELD) == ["us"]
     silent = [*seen[:2], RegionSeen("us", "", problem="it is down")]

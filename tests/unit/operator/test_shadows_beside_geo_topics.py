@@ -15,7 +15,7 @@ from meridian_operator.handlers.reporting import Answer
 from meridian_operator.handlers.subject import Views
 from meridian_operator.plan import geo_topic
 from meridian_operator.plan.changes import DeleteTopic, SetPolicy
-from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.contenders import Contender
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import Link, RegionSeen, ShadowSeen, TopicSeen
 from meridian_operator.plan.outcome import Plan
@@ -34,11 +34,11 @@ def views(*, geo: str = "", shadow: str = "", name: str = "shadow") -> Views:
     :param name: the name of the ShadowTopic.
     """
     return Views(
-        geo_topics={VIEW: [Claim(geo, "y", "geo", "GeoTopic", "geo")]} if geo else {},
+        geo_topics={VIEW: [Contender(geo, "y", "geo", "GeoTopic", "geo")]} if geo else {},
         replicated_subscriptions={},
         topic_regions={},
         sync_policies={},
-        shadow_topics={(VIEW, "ap"): [Claim(shadow, "y", name, "ShadowTopic", "shadow")]} if shadow else {},
+        shadow_topics={(VIEW, "ap"): [Contender(shadow, "y", name, "ShadowTopic", "shadow")]} if shadow else {},
     )
 
 

@@ -101,13 +101,13 @@ def test_objects_of_a_region_whose_token_expires_are_degraded_and_stay_ready(tmp
     (tmp_path / "east").write_text(token({"exp": NEW_YEAR}))
     near = world(tmp_path, NEW_YEAR - SOON_SECONDS)
     near.check_tokens()
-    settled, waiting = Plan(), Plan(waiting=("it will be",))
-    for plan in (settled, waiting):
+    done, waiting = Plan(), Plan(waiting=("it will be",))
+    for plan in (done, waiting):
         ready, _, degraded = judge(plan, ["east", "west"], (), near.token_warnings(["east", "west"]))
-        assert ready.status == ("True" if plan is settled else "False")
+        assert ready.status == ("True" if plan is done else "False")
         assert (degraded.status, degraded.reason) == ("True", "TokenExpires")
         assert "region east expires at 2026-01-01T00:00:00Z" in degraded.message
-    assert judge(settled, ["west"], (), near.token_warnings(["west"]))[2].reason == "AllRegionsAnswer"
+    assert judge(done, ["west"], (), near.token_warnings(["west"]))[2].reason == "AllRegionsAnswer"
     away = Plan(problems=(("east", "RegionUnreachable", "no answer"),))
     assert judge(away, ["east"], (), near.token_warnings(["east"]))[2].reason == "RegionUnreachable"
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from meridian_operator.api.fields import GROUP
 from meridian_operator.api.settings import Settings
-from meridian_operator.api.shared import GROUP
 from meridian_operator.handlers.deleting import FINALIZER
 from meridian_operator.handlers.geo_topics import GeoTopics
 from meridian_operator.handlers.reconciling import look

@@ -9,7 +9,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meridian_broker.ownership.balancing import SETTLE_SECONDS, Balance
+from meridian_broker.ownership.balancing import MEASURE_SECONDS, Balance
 from meridian_broker.ownership.bundles import Bundle, Bundles
 from meridian_broker.ownership.placement import BUSY, RELIEF, Candidate
 
@@ -47,11 +47,11 @@ class Region:
         self.owned[to][bundle] = self.owned[broker].pop(bundle)
         self.moved.append((bundle, broker, to))
 
-    def settle(self) -> None:
+    def measure(self) -> None:
         """Check until nothing moves, even after the periods that brokers wait."""
         for _ in range(1000):
             if not self.look():
-                self.now += SETTLE_SECONDS
+                self.now += MEASURE_SECONDS
                 if not self.look():
                     return
         pytest.fail("bundles never stop moving")
@@ -63,11 +63,11 @@ def test_movement_ends_and_each_move_for_load_relieves_the_busiest_broker(loads:
     region = Region(loads)
     while region.look():
         pass
-    counts = [len(mine) for mine in region.owned.values()]
-    assert max(counts) - min(counts) < 2
+    owned = [len(mine) for mine in region.owned.values()]
+    assert max(owned) - min(owned) < 2
     before, usages = len(region.moved), {name: region.usage(name) for name in region.owned}
     for _ in range(200):
-        region.now += SETTLE_SECONDS
+        region.now += MEASURE_SECONDS
         if not region.look():
             break
         now = {name: region.usage(name) for name in region.owned}
@@ -80,17 +80,17 @@ def test_movement_ends_and_each_move_for_load_relieves_the_busiest_broker(loads:
     for bundle, broker, to in region.moved[before:]:
         trail.setdefault(bundle, [broker]).append(to)
     assert all(first != second for places in trail.values() for first, second in itertools.pairwise(places))
-    assert len(region.moved) - before <= sum(counts)
+    assert len(region.moved) - before <= sum(owned)
 
 
 @settings(max_examples=500)
 @given(LOADS, st.data())
-def test_few_bundles_move_in_a_settling_time(loads: list[list[float]], data: st.DataObject) -> None:
+def test_few_bundles_move_within_the_time_of_a_measurement(loads: list[list[float]], data: st.DataObject) -> None:
     region = Region(loads)
     while region.look():
         pass
-    region.now += SETTLE_SECONDS
-    moves = sum(region.look() for _ in range(data.draw(st.integers(1, int(SETTLE_SECONDS) - 1))))
+    region.now += MEASURE_SECONDS
+    moves = sum(region.look() for _ in range(data.draw(st.integers(1, int(MEASURE_SECONDS) - 1))))
     assert moves <= len(region.owned) // 2 + 1
 
 
@@ -98,24 +98,24 @@ def test_few_bundles_move_in_a_settling_time(loads: list[list[float]], data: st.
 @given(st.lists(st.integers(1, 8), min_size=2, max_size=4), st.data())
 def test_bundles_moved_by_hand_stay_until_the_set_of_brokers_changes(counts: list[int], data: st.DataObject) -> None:
     region = Region([[0.01] * count for count in counts])
-    region.settle()
+    region.measure()
     by_hand = data.draw(st.integers(1, 6))
     for _ in range(by_hand):
         broker, to = data.draw(st.permutations(sorted(region.owned)))[:2]
         if region.owned[broker]:
             region.move(min(region.owned[broker]), broker, to)
     moved = len(region.moved)
-    region.settle()
+    region.measure()
     assert len(region.moved) == moved
     region.owned["late"], region.balances["late"] = {}, Balance()
-    region.settle()
-    settled = [len(mine) for mine in region.owned.values()]
-    assert max(settled) - min(settled) < 2
+    region.measure()
+    owned = [len(mine) for mine in region.owned.values()]
+    assert max(owned) - min(owned) < 2
 
 
 def test_a_broker_is_relieved_of_the_largest_bundle_that_does_not_overload_the_other() -> None:
     region = Region([[0.5, 0.3, 0.2], [0.1, 0.1]])
-    region.settle()
+    region.measure()
     small, middle, large = sorted(load for load in (0.2, 0.3, 0.5))
     assert sorted(region.owned["broker-0"].values()) == [small, large]
     assert middle in region.owned["broker-1"].values()
@@ -131,6 +131,6 @@ def test_a_broker_is_relieved_of_the_largest_bundle_that_does_not_overload_the_o
 )
 def test_nothing_moves_if_that_would_not_help(loads: list[list[float]]) -> None:
     region = Region(loads)
-    region.settle()
+    region.measure()
     assert region.moved == []
     assert BUSY - RELIEF > 0.5

@@ -80,8 +80,8 @@ def test_only_a_brokers_own_bundles_move_when_it_leaves() -> None:
 def test_brokers_hand_over_as_many_as_they_must_and_then_stop(counts: list[int]) -> None:
     bundles = iter(Bundles.equal("t/n", 64).every())
     owned = {f"broker-{at}": {next(bundles) for _ in range(count)} for at, count in enumerate(counts)}
-    share, more = divmod(sum(counts), len(counts))
-    fair = sorted([share + 1] * more + [share] * (len(counts) - more), reverse=True)
+    each, more = divmod(sum(counts), len(counts))
+    fair = sorted([each + 1] * more + [each] * (len(counts) - more), reverse=True)
     moves = 0
 
     def one_round() -> bool:

@@ -81,7 +81,7 @@ class NaiveModel:
                 self.messages[position] = self.messages.get(position, 0) | bits
                 if after is not None:
                     self.befores[position] = min(after, self.befores.get(position, after))
-        self.settle()
+        self.normalise()
 
     def join(self, other: NaiveModel) -> None:
         self.claimed |= other.claimed
@@ -89,9 +89,9 @@ class NaiveModel:
             self.messages[position] = self.messages.get(position, 0) | bits
         for position, after in other.befores.items():
             self.befores[position] = min(after, self.befores.get(position, after))
-        self.settle()
+        self.normalise()
 
-    def settle(self) -> None:
+    def normalise(self) -> None:
         before = -1
         while before != len(self.claimed):
             before = len(self.claimed)

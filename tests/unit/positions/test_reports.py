@@ -71,7 +71,7 @@ class Region:
         self.dropped: set[int] = set()
         self.reports = 0
 
-    def settled(self, entry: int) -> bool:
+    def acked_or_dropped(self, entry: int) -> bool:
         return entry in self.dropped or self.progress.is_acked("us", Position(1, entry))
 
     def merge(self, told: Progress) -> None:
@@ -83,7 +83,7 @@ class Region:
                 self.dropped -= {entry for entry in self.dropped if low < Position(1, entry) <= high}
 
     def report(self) -> None:
-        first = next((entry for entry in range(ENTRIES) if not self.settled(entry)), ENTRIES)
+        first = next((entry for entry in range(ENTRIES) if not self.acked_or_dropped(entry)), ENTRIES)
         self.reports += 1
         report = Report(Stamp(self.reports, 0, self.name), self.progress.state(), {"us": Position(1, first - 1)})
         told = self.progress.empty_delta()
@@ -130,7 +130,7 @@ def test_a_floor_never_passes_what_some_region_owes(plan: list[tuple[str, str, i
             acked.add((ruling(region, entry), entry))
             region.progress.ack(region.progress.epoch, "us", Position(1, entry - 1) if entry else EARLIEST, at)
         elif what == "drop":
-            if not region.settled(entry):
+            if not region.acked_or_dropped(entry):
                 region.dropped.add(entry)
                 dropped.setdefault((ruling(region, entry), entry), set()).add(name)
         elif what == "rewind":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.manager import TIDY_MS, Greeted, LeaseManager
 from meridian_broker.replication.leases.messages import (
     AnswerItem,
@@ -20,6 +19,7 @@ from meridian_broker.replication.leases.messages import (
 )
 from meridian_broker.replication.leases.quorums import Voters, VoterSets
 from meridian_broker.replication.leases.reconfiguration import Heard, Subject
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.replication.leases.times import LeaseTimes
 
 REGIONS = ("ap", "eu", "us")
@@ -80,13 +80,13 @@ class Region:
         self.confirmed += 1
         confirmed()
 
-    def won(self, claim: Claim) -> None:
-        self.held.add(claim.stream)
+    def won(self, request: LeaseRequest) -> None:
+        self.held.add(request.stream)
 
-    def lost(self, claim: Claim) -> None:
-        self.held.discard(claim.stream)
+    def lost(self, request: LeaseRequest) -> None:
+        self.held.discard(request.stream)
 
-    def wanted_back(self, claim: Claim) -> None:
+    def wanted_back(self, request: LeaseRequest) -> None:
         raise AssertionError("everything is with its preferred holder")
 
     def follow_regions(self) -> None:
@@ -159,7 +159,7 @@ def test_a_thousand_streams_are_renewed_in_a_few_messages() -> None:
     us.manager.release_unwanted()
     assert len(us.sent) == 2 * 4
     assert all(isinstance(message, LeaseRelease) for _, message in us.sent)
-    assert us.manager.next_deadline() is None or not us.manager.leases.claims
+    assert us.manager.next_deadline() is None or not us.manager.leases.requests
 
 
 def test_a_region_of_an_older_version_is_asked_by_name_each_time() -> None:

@@ -207,11 +207,11 @@ def test_only_the_part_that_differs_is_asked_for_by_name(world: LeaseWorld) -> N
     assert index not in us.voter._granted["eu#1"].parts
     named = world.named
     eu.leases.renewed("us", answer, eu.now_ms())
-    assert [one.by_name for one in eu.leases.claims.values()].count({"us"}) == 1
+    assert [one.by_name for one in eu.leases.requests.values()].count({"us"}) == 1
     world.run_ms(20)
     assert world.named == named + 1
     assert index in us.voter._granted["eu#1"].parts, "it is promised again"
-    assert not any(one.by_name for one in eu.leases.claims.values() if one.is_held)
+    assert not any(one.by_name for one in eu.leases.requests.values() if one.is_held)
 
 
 def test_a_voter_that_now_keeps_its_votes_elsewhere_writes_them_again(world: LeaseWorld) -> None:
@@ -255,61 +255,62 @@ def test_entries_that_would_not_be_granted_by_name_make_the_digest_differ(world:
 
 
 def test_an_answer_counts_for_the_grants_listed_when_it_was_asked(world: LeaseWorld) -> None:
-    """A share that was released and won again in between has been promised since, but not in answer to that request."""
+    """A stream that was released and won again in between has been promised since, but not in answer to that
+    request."""
     renewal, eu, stream = question(world), world.nodes["eu"], ("t", "more", "eu")
-    asked = {one: dict(eu.leases.claims[one].asked_ms) for one in world.streams if one[2] == "eu"}
+    asked = {one: dict(eu.leases.requests[one].asked_ms) for one in world.streams if one[2] == "eu"}
     world.run_ms(50)
     eu.leases.release(stream, eu.now_ms())
     world.run_ms(1000)
-    claim = eu.leases.claims[stream]
+    request = eu.leases.requests[stream]
     assert world.holders(stream) == ["eu"]
-    assert claim.by_name == set()
-    won = dict(claim.asked_ms)
+    assert request.by_name == set()
+    won = dict(request.asked_ms)
     eu.leases.renewed("us", LeaseRenewed(renewal.number), eu.now_ms())
-    assert claim.asked_ms == won
+    assert request.asked_ms == won
     for other in (("t", "s", "eu"), ("t", "most", "eu")):
-        assert eu.leases.claims[other].asked_ms["us"] >= asked[other]["us"]
+        assert eu.leases.requests[other].asked_ms["us"] >= asked[other]["us"]
     later = question(world)
     eu.leases._questions._asked_ms[later.number] = eu.now_ms() + 1
     eu.leases.renewed("us", LeaseRenewed(later.number), eu.now_ms())
-    assert claim.asked_ms["us"] == eu.now_ms() + 1
+    assert request.asked_ms["us"] == eu.now_ms() + 1
 
 
 def test_a_holder_raises_its_term_if_another_attempt_used_a_higher_one(world: LeaseWorld) -> None:
     """Otherwise one voter would never vote for it, and it would depend on all others."""
     eu, us, stream = world.nodes["eu"], world.nodes["us"], ("t", "more", "eu")
-    claim = eu.leases.claims[stream]
-    item = AskItem(stream, claim.term + 5, KNOWN.mark, "eu")
+    request = eu.leases.requests[stream]
+    item = AskItem(stream, request.term + 5, KNOWN.mark, "eu")
     us.unwant(stream)
     world.cuts.add(frozenset(("eu", "us")))
     world.run_ms(world.times.duration + 100)
     world.cuts.clear()
     us.voter.asked(LeaseAsk(1, "us#1", 3000, (item,)), lambda _: None, us.now_ms())
-    us.voter.released(LeaseRelease("us#1", ((stream, claim.term + 5),)))
-    until_ms = claim.until_ms
+    us.voter.released(LeaseRelease("us#1", ((stream, request.term + 5),)))
+    until_ms = request.until_ms
     world.run_ms(2 * world.times.beat)
-    assert claim.term == item.term + 1
-    assert us.voter.votes[stream].ballot == ("eu#1", claim.term, world.times.duration)
-    assert claim.until_ms > until_ms
-    assert claim.by_name == set()
+    assert request.term == item.term + 1
+    assert us.voter.votes[stream].ballot == ("eu#1", request.term, world.times.duration)
+    assert request.until_ms > until_ms
+    assert request.by_name == set()
 
 
 def test_answers_from_before_a_release_do_not_count_for_the_next_attempt(world: LeaseWorld) -> None:
     """A voter's answer in flight, and the message of the release: a term is used once."""
     eu, us, stream = world.nodes["eu"], world.nodes["us"], ("t", "more", "eu")
-    term = eu.leases.claims[stream].term
+    term = eu.leases.requests[stream].term
     eu.unwant(stream)
     world.run_ms(world.times.linger + 50)
-    assert stream not in eu.leases.claims
+    assert stream not in eu.leases.requests
     assert us.voter.votes[stream].is_released
     number = max(eu.leases._questions._asked_ms)
     world.delay_ms = 200
     eu.want(stream)
     world.run_ms(2)
-    claim = eu.leases.claims[stream]
-    assert claim.state is State.ASKING
+    request = eu.leases.requests[stream]
+    assert request.state is State.ASKING
     eu.leases.answered("us", LeaseAnswer(number, (AnswerItem(stream, term, True),)), eu.now_ms())
-    assert "us" not in claim.asked_ms
+    assert "us" not in request.asked_ms
     world.run_ms(2 * world.delay_ms + 50)
     assert world.holders(stream) == ["eu"]
     us.voter.released(LeaseRelease("eu#1", ((stream, term),)))
@@ -319,8 +320,8 @@ def test_answers_from_before_a_release_do_not_count_for_the_next_attempt(world: 
 
 def test_an_answer_without_a_request_is_ignored(world: LeaseWorld) -> None:
     eu: LeaseNode = world.nodes["eu"]
-    before = {stream: dict(claim.asked_ms) for stream, claim in eu.leases.claims.items()}
+    before = {stream: dict(request.asked_ms) for stream, request in eu.leases.requests.items()}
     for number in (0, 10**9):
         eu.leases.renewed("us", LeaseRenewed(number), eu.now_ms())
         eu.leases.renewed("nobody", LeaseRenewed(number, (1, 2)), eu.now_ms())
-    assert {stream: dict(claim.asked_ms) for stream, claim in eu.leases.claims.items()} == before
+    assert {stream: dict(request.asked_ms) for stream, request in eu.leases.requests.items()} == before

@@ -16,7 +16,7 @@ def test_the_documented_transitions_of_leases_are_those_of_the_code() -> None:
     assert printed_tables.transitions(transitions.__doc__, State, Event, Action) == TRANSITIONS
 
 
-def test_a_claim_is_read_only_between_a_win_and_its_end() -> None:
+def test_a_stream_is_read_only_between_a_win_and_its_end() -> None:
     readable = {State.HELD, State.YIELDING}
     for (before, _), (after, action) in TRANSITIONS.items():
         assert (before not in readable and after in readable) == (action is Action.WIN)

@@ -252,21 +252,21 @@ def test_a_returning_voter_honours_its_votes_for_their_whole_length(three: Lease
 
 def test_voters_that_disagree_on_who_votes_grant_it_to_nobody(three: LeaseWorld) -> None:
     us = three.nodes["us"]
-    claim = us.leases.want(three.streams[2], VoterSets.of("ap", "eu", "sa", "us"), "us", us.now_ms())
+    request = us.leases.want(three.streams[2], VoterSets.of("ap", "eu", "sa", "us"), "us", us.now_ms())
     three.run_ms(2 * TIMES.duration)
-    assert not claim.is_held
-    assert claim.state in (State.IDLE, State.ASKING)
+    assert not request.is_held
+    assert request.state in (State.IDLE, State.ASKING)
 
 
 def test_the_holder_counts_from_before_it_asked(three: LeaseWorld) -> None:
     us, stream = three.nodes["us"], three.streams[2]
-    claim = us.leases.claims[stream]
+    request = us.leases.requests[stream]
     us.leases.tick(us.now_ms() + TIMES.beat)  # a renewal with slow answers
-    begun, before = us.now_ms() + TIMES.beat, claim.until_ms
+    begun, before = us.now_ms() + TIMES.beat, request.until_ms
     number = max(us.leases._questions._asked_ms)
-    for voter in claim.voters:
-        us.leases.answered(voter, LeaseAnswer(number, (AnswerItem(stream, claim.term, True),)), begun + 900)
-    assert before < claim.until_ms == begun + TIMES.usable
+    for voter in request.voters:
+        us.leases.answered(voter, LeaseAnswer(number, (AnswerItem(stream, request.term, True),)), begun + 900)
+    assert before < request.until_ms == begun + TIMES.usable
 
 
 def test_the_slowest_holder_stops_before_the_fastest_voter_forgets() -> None:
@@ -323,9 +323,11 @@ def test_a_vote_is_durable_before_it_is_given() -> None:
 
 def test_an_answer_to_an_earlier_attempt_does_not_count(three: LeaseWorld) -> None:
     us = three.nodes["us"]
-    claim = us.leases.claims[three.streams[2]]
-    us.leases.release(claim.stream, us.now_ms())
+    request = us.leases.requests[three.streams[2]]
+    us.leases.release(request.stream, us.now_ms())
     for number in range(1, 9):
-        for voter in claim.voters:
-            us.leases.answered(voter, LeaseAnswer(number, (AnswerItem(claim.stream, claim.term, True),)), us.now_ms())
-    assert not claim.is_held
+        for voter in request.voters:
+            us.leases.answered(
+                voter, LeaseAnswer(number, (AnswerItem(request.stream, request.term, True),)), us.now_ms()
+            )
+    assert not request.is_held

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who votes on a share while that changes (R26): regions' knowledge merges, and configurations end only when safe."""
+"""Who votes on a stream while that changes (R26): regions' knowledge merges, and configurations end only when safe."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_configuration_ends_only_when_no_quorum_of_it_is_uninformed(
         for some in combinations(voters, known.enough(voters)):
             assert not set(some) <= set(unheard), "these do not know of the others, and form a quorum"
         if len(voters) == 2:
-            assert not unheard, "each of two is the preferred holder of a share"
+            assert not unheard, "each of two is the preferred holder of a stream"
     last = max(stamp for stamp, _ in known.lists)
     committed = known.commit(wanted, Stamp(last.time_ms + 1, 0, "us"))
     if not committed.is_committed:

@@ -12,7 +12,7 @@ from meridian_broker.ownership.bundles import Bundles
 from meridian_broker.server.load import MESSAGE_BYTES, BundleTraffic, Processor
 
 
-def test_the_usage_is_a_smoothed_share_of_one_core() -> None:
+def test_the_usage_is_a_smoothed_fraction_of_one_core() -> None:
     clock, used = [0.0], [5.0]
     processor = Processor(lambda: used[0], lambda: clock[0])
     assert processor.usage() == 0.0

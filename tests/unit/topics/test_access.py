@@ -88,9 +88,9 @@ def test_a_producer_that_returns_continues_only_in_the_topics_current_epoch(mode
 
 @pytest.mark.parametrize("mode", [EXCLUSIVE, WAIT, FENCING])
 @pytest.mark.parametrize("present", [EMPTY, Present(4)])
-def test_a_claimed_epoch_beyond_any_topics_leaves_room_for_later_producers(mode: AccessMode, present: Present) -> None:
-    for claimed in ((1 << 64) - 1, 1 << 62, 4 + EPOCH_LEAP + 1):
-        _, epoch = decide(Asked(mode, claimed), present)
+def test_an_epoch_beyond_any_topics_leaves_room_for_later_producers(mode: AccessMode, present: Present) -> None:
+    for named in ((1 << 64) - 1, 1 << 62, 4 + EPOCH_LEAP + 1):
+        _, epoch = decide(Asked(mode, named), present)
         assert epoch == (0 if present.epoch is None else 5)
 
 

@@ -74,6 +74,6 @@ def test_a_message_whose_beginning_was_not_sent_is_not_acknowledged() -> None:
 def test_individually_acknowledged_chunks_are_not_kept() -> None:
     pieces = Pieces()
     for number in range(6):
-        settled = Position(LEDGER, number - number % 3 - 1) if number >= 3 else EARLIEST
-        pieces.sent(Position(LEDGER, number), chunk("x", number // 3, number % 3, 3), EARLIEST, settled)
+        before = Position(LEDGER, number - number % 3 - 1) if number >= 3 else EARLIEST
+        pieces.sent(Position(LEDGER, number), chunk("x", number // 3, number % 3, 3), EARLIEST, before)
     assert pieces.acknowledged(Position(LEDGER, 9)) == (frozenset(), [Position(LEDGER, at) for at in (3, 4, 5)])

@@ -372,17 +372,17 @@ def test_a_region_that_may_have_lost_a_vote_abstains_until_the_vote_is_over() ->
     assert broker is not None
     manager = broker.exchange.core.leases
     assert isinstance(manager, LeaseManager)
-    shares, stream = cast("LeasedTopics", manager._topics), ("persistent://public/default/t", "sub", "us")
+    leased, stream = cast("LeasedTopics", manager._topics), ("persistent://public/default/t", "sub", "us")
     assert stream[0] in broker.service.topics
     heard: list[object] = []
-    shares.hear(
+    leased.hear(
         stream[:2],
         broker.service.topics[stream[0]].subscriptions["sub"].record.voter_sets,
         lambda *told: heard.append(told),
     )
-    assert shares.voter_sets(stream) is None
+    assert leased.voter_sets(stream) is None
     story.run(f"tick {manager.promise_ms}")
-    assert shares.voter_sets(stream) is not None
+    assert leased.voter_sets(stream) is not None
     assert heard == [], "it cannot rule out that a promise of its binds"
 
 

@@ -63,13 +63,13 @@ class TimedWorld(TopicWorld):
         assert await first_since(log, since_ms) == found
         target = found or Position(log.last_confirmed.ledger, log.last_confirmed.entry + 1)
         before = {entry.place for entry in stored if entry.place < target}
-        behind, settled = {entry.place for entry in stored} - before, self.acked[name] | self.dropped[name]
+        behind, done = {entry.place for entry in stored} - before, self.acked[name] | self.dropped[name]
         epoch = subscription.cursor.progress.epoch
         await seeking.seek_to_time(subscription.cursor, since_ms)
         if subscription.cursor.progress.epoch == epoch:
-            assert not behind & settled
+            assert not behind & done
         else:
-            assert behind & (settled | self.taken_back[name])
+            assert behind & (done | self.taken_back[name])
             ruled = {entry.place for entry in stored if entry.published_ms >= since_ms}
             self.taken_back[name] |= self.acked[name] & ruled
             self.acked[name] -= ruled

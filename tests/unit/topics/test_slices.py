@@ -17,7 +17,7 @@ from meridian_broker.metadata.topic_listing import Listing
 from meridian_broker.ownership.bundles import LAST, Bundle
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.backfill.backfill import Due, Look
-from meridian_broker.topics.context import Settling
+from meridian_broker.topics.context import WindingDown
 from meridian_broker.topics.directory import listing
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.lifecycle.unfinished import Unfinished
@@ -29,7 +29,7 @@ from meridian_broker.topics.service.owned_topics import OwnedTopics
 from meridian_broker.topics.service.policy_rounds import PolicyRounds
 from meridian_broker.topics.service.preloading import Loading
 from meridian_broker.topics.service.registry import TopicRegistry
-from meridian_broker.topics.service.settling import settle
+from meridian_broker.topics.service.winding_down import wind_down
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 
 MANY = 10_050
@@ -180,7 +180,7 @@ async def test_topics_that_are_not_open() -> None:
     assert task.result() == {"closed", *registry.topics}
 
 
-async def test_topics_that_settle() -> None:
+async def test_topics_that_are_wound_down() -> None:
     """Each topic stops dispatching, and each subscription is checked once; then only those that wait for acks are."""
     rested, idle, slow, deaf = Counter(), Counter(), Counter(), Counter()
 
@@ -201,12 +201,12 @@ async def test_topics_that_settle() -> None:
 
     def topic(subscription: Subscription) -> Any:
         log: Any = SimpleNamespace(when_durable=lambda told: told(None))
-        stages = {Settling.DISPATCHES_NOTHING: rested.done, Settling.IGNORES_MESSAGES: deaf.done}
-        return SimpleNamespace(settle=lambda stage: stages[stage](), subscriptions={"s": subscription}, log=log)
+        stages = {WindingDown.DISPATCHES_NOTHING: rested.done, WindingDown.IGNORES_MESSAGES: deaf.done}
+        return SimpleNamespace(wind_down=lambda stage: stages[stage](), subscriptions={"s": subscription}, log=log)
 
     topics = [topic(Subscription(idle, 0)) for _ in range(MANY)]
     topics.append(topic(Subscription(slow, 3)))
-    work = settle(topics, LoopScheduler())
+    work = wind_down(topics, LoopScheduler())
     assert await most_in_a_turn(work, lambda: rested.count + deaf.count) <= SLICE
     assert (rested.count, idle.count, slow.count, deaf.count) == (MANY + 1, MANY, 3, MANY + 1)
 

@@ -32,14 +32,14 @@ def manager_of(story: Story, region: str) -> LeaseManager:
 
 def basis_of(manager: LeaseManager) -> tuple[LeasedTopics, VoteBasis]:
     """The basis of what this region promised eu."""
-    shares = cast("LeasedTopics", manager._topics)
+    leased = cast("LeasedTopics", manager._topics)
     vote = manager.voter.votes[STREAM]
     assert vote.holder.startswith("eu#")
     assert vote.is_written
-    basis = shares.basis(STREAM)
+    basis = leased.basis(STREAM)
     assert basis is not None
     assert basis.still_valid()
-    return shares, basis
+    return leased, basis
 
 
 SHARED = ("subscribe us t sub", "tick 100", "scope us t sub origin", "consumer c eu t sub auto", "tick 3000")
@@ -58,8 +58,8 @@ SHARED = ("subscribe us t sub", "tick 100", "scope us t sub origin", "consumer c
 )
 def test_a_topics_vote_stands_as_long_as_nothing_changes(trouble: str) -> None:
     story = told(*SHARED)
-    shares, basis = basis_of(manager_of(story, "us"))
-    topic = shares._topics.topics[TOPIC]
+    leased, basis = basis_of(manager_of(story, "us"))
+    topic = leased._topics.topics[TOPIC]
     if trouble == "gone":
         topic.subscription_registry.delete("sub")
     elif trouble == "closed":
@@ -74,8 +74,8 @@ def test_a_topics_vote_stands_as_long_as_nothing_changes(trouble: str) -> None:
 @pytest.mark.parametrize("trouble", ["nothing", "more is known", "live t us eu ap", "forgotten"])
 def test_a_witness_vote_stands_as_long_as_nothing_changes(trouble: str) -> None:
     story = told("live t us eu", "tick 1500", *SHARED, "witness us t sub ap", "tick 9000")
-    shares, basis = basis_of(manager_of(story, "ap"))
-    store = shares.witness
+    leased, basis = basis_of(manager_of(story, "ap"))
+    store = leased.witness
     asked_ms = store._records[STREAM[:2]].asked_ms
     if trouble == "more is known":
         known = store.known(STREAM[:2])

@@ -173,9 +173,9 @@ def test_an_entry_passed_and_neither_acked_nor_dropped_is_lost(seed: int) -> Non
     simulation = Simulation(seed)
     name = simulation.rng.choice(SUBSCRIPTIONS)
     region, _ = two_regions(simulation)
-    unsettled = [copy for copy in region.log if not region.settled(name, copy.entry)]
-    assume(unsettled)
-    copy = simulation.rng.choice(unsettled)
+    owing = [copy for copy in region.log if not region.acked_or_dropped(name, copy.entry)]
+    assume(owing)
+    copy = simulation.rng.choice(owing)
     region.passed[name].add(copy.place)
     findings, _ = simulation.examined()
     assert told(findings) == {(Reason.PASSED_UNACKED, name, region.name, region.name, 1)}
@@ -211,8 +211,8 @@ def test_on_a_compacted_topic_too_what_the_view_has_or_another_subscription_is_o
     owed = [(name, copy) for copy in region.log if copy.place > region.compacted_to and not copy.entry.marker]
     owed += [(name, copy) for copy in kept]
     owed += [(other, copy) for copy in region.log]
-    owed = [(whose, copy) for whose, copy in owed if whose == name or not region.settled(other, copy.entry)]
-    owed = [(whose, copy) for whose, copy in owed if copy in kept or not region.settled(whose, copy.entry)]
+    owed = [(whose, copy) for whose, copy in owed if whose == name or not region.acked_or_dropped(other, copy.entry)]
+    owed = [(whose, copy) for whose, copy in owed if copy in kept or not region.acked_or_dropped(whose, copy.entry)]
     assume(owed)
     whose, copy = simulation.rng.choice(owed)
     for one in simulation.regions.values():
@@ -239,7 +239,9 @@ def test_trimming_what_is_owed_is_a_loss(seed: int) -> None:
     expected = {}
     for name in SUBSCRIPTIONS:
         for origin in simulation.regions:
-            lost = [one for one in gone if one.origin == origin and one in known and not region.settled(name, one)]
+            lost = [
+                one for one in gone if one.origin == origin and one in known and not region.acked_or_dropped(name, one)
+            ]
             if lost:
                 expected[(name, origin)] = len(lost)
     assume(expected)
@@ -258,7 +260,7 @@ def test_what_a_seek_undid_is_owed_elsewhere_if_it_was_trimmed_here(seed: int, i
     assume(len(region.log) > 2)
     copies = region.log[: simulation.rng.randint(1, len(region.log) - 1)]
     gone = {copy.entry for copy in copies if not copy.entry.marker}
-    simulation.settle(region, copies)
+    simulation.acknowledge_everywhere(region, copies)
     simulation.trim(region, len(copies))
     simulation.epoch = "1"
     assert [one for one in simulation.examined()[0] if one.reason is Reason.OWED_ELSEWHERE] == []
@@ -409,19 +411,19 @@ def test_entries_in_another_order_are_found(seed: int) -> None:
     one, two = simulation.rng.choice(pairs)
     one.entry, two.entry, one.checksum, two.checksum = two.entry, one.entry, two.checksum, one.checksum
     for name in SUBSCRIPTIONS:
-        region.passed[name] = {copy.place for copy in region.log if region.settled(name, copy.entry)}
+        region.passed[name] = {copy.place for copy in region.log if region.acked_or_dropped(name, copy.entry)}
     findings, _ = simulation.examined()
     assert told(findings) == {(Reason.OUT_OF_ORDER, "", region.name, region.name, 1)}
 
 
-def late_world(seed: int, *, claims: bool = False) -> tuple[Simulation, Region, Region, list[Copy]]:
+def late_world(seed: int, *, follow: bool = False) -> tuple[Simulation, Region, Region, list[Copy]]:
     """A region that has some entries of another one, the origin, after newer ones; and those entries.
 
-    :param claims: whether the newer ones claim to follow them.
+    :param follow: whether the newer ones say that they follow them.
     """
     simulation = Simulation(seed, 150, trim=False)
     region, origin = two_regions(simulation)
-    if claims:
+    if follow:
         before = [entry for entry in simulation.own[origin.name] if not entry.marker][:-1]
     else:
         before = simulation.new_life(origin)
@@ -451,7 +453,7 @@ def test_late_entries_after_a_trimmed_range_make_nothing_missing(seed: int) -> N
     """Even if nobody has acknowledged them, and some of what came before them in the log is trimmed."""
     simulation, region, _, late = late_world(seed)
     count = simulation.rng.randint(1, len(region.log) - len(late))
-    simulation.settle(region, region.log[:count])
+    simulation.acknowledge_everywhere(region, region.log[:count])
     simulation.trim(region, count)
     assert simulation.examined()[0] == []
 
@@ -465,7 +467,7 @@ def test_a_hole_after_a_trimmed_range_is_missing_and_not_a_loss(seed: int) -> No
     first = min(one for entry in simulation.own[origin.name] if (one := entry.place) > max(place) and not entry.marker)
     del region.log[-len(late) :]
     count = simulation.rng.randint(1, len(region.log))
-    simulation.settle(region, region.log[:count])
+    simulation.acknowledge_everywhere(region, region.log[:count])
     simulation.trim(region, count)
     region.holes[origin.name] = [(min(copy.entry.prev for copy in late), first)]
     held = {copy.entry for one in simulation.regions.values() if one is not region for copy in one.log}
@@ -479,8 +481,8 @@ def test_a_hole_after_a_trimmed_range_is_missing_and_not_a_loss(seed: int) -> No
 
 @given(seeds)
 @some
-def test_entries_that_others_claimed_to_follow_are_out_of_order_not_late(seed: int) -> None:
-    simulation, region, _, late = late_world(seed, claims=True)
+def test_entries_that_others_said_they_follow_are_out_of_order_not_late(seed: int) -> None:
+    simulation, region, _, late = late_world(seed, follow=True)
     findings, flows = simulation.examined()
     assert told(findings) == {(Reason.OUT_OF_ORDER, "", region.name, region.name, len(late))}
     assert {one.late for one in flows} == {0}

@@ -30,8 +30,8 @@ from meridian_verifier.align.loss import losses
 from meridian_verifier.align.pulsar import beside_pulsar
 from meridian_verifier.align.rewinds import owed_elsewhere
 from meridian_verifier.align.shadows import compared, lost_in_shadow
-from meridian_verifier.align.shared_metadata import Written, differences, within
 from meridian_verifier.align.strips import strips
+from meridian_verifier.align.synced_metadata import Written, differences, within
 from meridian_verifier.source.client import Taken
 from meridian_verifier.source.datasource import MeridianDataSource
 from meridian_verifier.source.packing import unpack

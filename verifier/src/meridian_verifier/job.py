@@ -19,7 +19,7 @@ from meridian_verifier.align.facts import PulsarRegion, TopicState, World
 from meridian_verifier.align.findings import Finding
 from meridian_verifier.align.patience import MaxLags, behind, superseded, undecided
 from meridian_verifier.align.shadows import differences
-from meridian_verifier.align.shared_metadata import pairs, shown
+from meridian_verifier.align.synced_metadata import pairs, shown
 from meridian_verifier.align.verdicts import Key, Verdict, counted, judge, rewound, with_metadata
 from meridian_verifier.examine import Outcome, examine, examine_metadata
 from meridian_verifier.session import start_session, stop_session
@@ -176,12 +176,12 @@ def _with_metadata(
     spark: SparkSession, request: Request, first: Moment, second: Moment, verdict: Verdict, tell: Tell
 ) -> Verdict:
     """Compare metadata; what is behind, twice more: a change may be in transit, or have come between two requests."""
-    shared = {
-        name: taken.shared
+    synced = {
+        name: taken.synced
         for name, taken in first.taken.items()
-        if taken.shared is not None and name in second.taken and second.taken[name].shared == taken.shared
+        if taken.synced is not None and name in second.taken and second.taken[name].synced == taken.synced
     }
-    folders = pairs(shared)
+    folders = pairs(synced)
     compared = set(folders)
     if not compared:
         return verdict

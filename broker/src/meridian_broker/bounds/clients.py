@@ -35,10 +35,10 @@ region."""
 
 BATCHED_MESSAGE_BYTES: Final[Bytes] = 6
 """The least that one message takes in an uncompressed batch: a size of four bytes and one field of metadata. A batch
-that claims more messages than its bytes can hold is refused."""
+that names more messages than its bytes can hold is refused."""
 
 UNCOMPRESSED_BYTES: Final[Bytes] = 64 << 20
-"""Size that a compressed payload may claim to expand to, chunks of a larger message excepted: consumers and compaction
+"""Uncompressed size that a payload may name, chunks of a larger message excepted: consumers and compaction
 allocate memory for it. Never less than `maxMessageSize`."""
 
 LATEST_TIME_MS: Final[Milliseconds] = 253_402_300_799_999
@@ -91,5 +91,5 @@ if that is longer. Clients give up on a message after 30 seconds by default."""
 # -- PRODUCER
 
 EPOCH_LEAP: Final[Epochs] = 1 << 20
-"""How far the epoch that an exclusive producer claims may be ahead of its topic's, whose record may have been
+"""How far the epoch that an exclusive producer names may be ahead of its topic's, whose record may have been
 restored from an older copy. An epoch further ahead was never issued."""

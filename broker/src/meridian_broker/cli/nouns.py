@@ -306,12 +306,14 @@ def regions_add(console: Console, region: str, broker_url: str, admin_url: str) 
     suffix = "Tls" if is_tls else ""
     told = {f"brokerServiceUrl{suffix}": broker_url, f"serviceUrl{suffix}": admin_url}
     console.admin.request("PUT", f"/admin/v2/clusters/{part(region)}", body=told)
-    sharing = console.admin.get("/meridian/v1/metadata/status")
-    if sharing.get("enabled") and "clusters" in sharing.get("scopes", ()):
-        console.done(f"{region} is known here, and will be in all regions that share clusters with {sharing['region']}")
+    metadata = console.admin.get("/meridian/v1/metadata/status")
+    if metadata.get("enabled") and "clusters" in metadata.get("scopes", ()):
+        console.done(
+            f"{region} is known here, and will be in all regions that share clusters with {metadata['region']}"
+        )
     else:
         console.done(
-            f"{region} is known in {sharing['region']} alone: make it known in each other region, too, or share "
+            f"{region} is known in {metadata['region']} alone: make it known in each other region, too, or share "
             "clusters first (metadataSyncScopes)"
         )
 

@@ -23,7 +23,7 @@ PAIRS: Final = (
     "received",
 )
 PULSAR: Final = ("region", "messages from", "move", "why")
-SHARES: Final = ("share", "seen from", "dispatched by", "lease left", "owed", "waits for")
+STREAMS: Final = ("stream", "seen from", "dispatched by", "lease left", "owed", "waits for")
 REGIONS: Final = ("region", "progress link", "topics", "replicating", "backlog", "oldest")
 LINKS: Final = ("region", "connected", "backlog", "not there: entries", "bytes", "oldest", "held")
 
@@ -79,7 +79,7 @@ def verdict(answer: Json, most_ms: int) -> tuple[int, list[str]]:
 
 def tables(answer: Json, now_ms: int) -> Iterator[str]:
     """For people: a table of regions, one of region pairs, with regions of Apache Pulsar one of how acknowledgements of
-    their messages move, and with dispatch scope ``origin`` one of shares."""
+    their messages move, and with dispatch scope ``origin`` one of origin streams."""
     regions = sorted(answer["regions"].items())
     rows = []
     for region, seen in regions:
@@ -99,10 +99,12 @@ def tables(answer: Json, now_ms: int) -> Iterator[str]:
     if pulsar:
         yield ""
         yield table(PULSAR, sorted(pulsar))
-    shares = [_share(region, *share) for region, seen in regions if "problem" not in seen for share in _shares(seen)]
-    if shares:
+    streams = [
+        _stream(region, *stream) for region, seen in regions if "problem" not in seen for stream in _streams(seen)
+    ]
+    if streams:
         yield ""
-        yield table(SHARES, sorted(shares))
+        yield table(STREAMS, sorted(streams))
 
 
 def _pulsar(seen: Json) -> Iterator[Json]:
@@ -114,17 +116,17 @@ def _from_pulsar(region: str, one: Json) -> tuple[str, ...]:
     return region, str(one["region"]), moves, str(one["detail"]) or "-"
 
 
-def _shares(seen: Json) -> Iterator[tuple[str, list[Json]]]:
-    """The shares per origin region, by partition."""
+def _streams(seen: Json) -> Iterator[tuple[str, list[Json]]]:
+    """The streams per origin region, by partition."""
     found: dict[str, list[Json]] = {}
     for part in parts_of(seen):
-        for share in part.get("shares", ()):
-            found.setdefault(share["origin"], []).append(share)
+        for stream in part.get("shares", ()):
+            found.setdefault(stream["origin"], []).append(stream)
     yield from found.items()
 
 
-def _share(region: str, origin: str, parts: list[Json]) -> tuple[object, ...]:
-    """Each partition of a share has its own lease: the shortest one is shown."""
+def _stream(region: str, origin: str, parts: list[Json]) -> tuple[object, ...]:
+    """Each partition of a stream has its own lease: the shortest one is shown."""
     holders = sorted({str(part["dispatched_by"] or "nobody") for part in parts})
     left = min(part["lease_ms_left"] for part in parts)
     reasons = sorted({str(part["reason"]) for part in parts if part["reason"]})

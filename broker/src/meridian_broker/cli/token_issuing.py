@@ -30,7 +30,7 @@ LOOK_SECONDS: Final = 30.0
 """Between checks of the Secret."""
 RETRY_SECONDS: Final = 5.0
 """Between attempts after a failure: the operator's chart may create the Secret at any time."""
-SETTLE_SECONDS: Final = 180.0
+SPREAD_SECONDS: Final = 180.0
 """A key that appears during a rotation signs after this time: brokers' files may be updated later than ours."""
 CALL_SECONDS: Final = 10.0
 LARGEST_ANSWER: Final = 4 << 20
@@ -93,7 +93,7 @@ class RegionKeys:
         following = self._next()
         if following is None or self._since is None or self._since[0] != following.key:
             self._since = None if following is None else (following.key, self._clock())
-        elif self._clock() - self._since[1] >= SETTLE_SECONDS:
+        elif self._clock() - self._since[1] >= SPREAD_SECONDS:
             return following
         return SigningKey(read_secret_key(self._directory / f"secret{SECRET_SUFFIX}"), id="secret")
 

@@ -110,7 +110,7 @@ class ExchangeShell:
             await asyncio.sleep(CONTACT_POLL_SECONDS)
 
     def _is_coming(self, link: LinkStatus) -> bool:
-        return self.core.is_settling(link.region) if link.connected else link.problem is None
+        return self.core.is_connecting(link.region) if link.connected else link.problem is None
 
     async def close(self) -> None:
         """Close the links; digests later find changes that were not confirmed."""

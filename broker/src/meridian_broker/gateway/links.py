@@ -6,7 +6,7 @@ region of several brokers, one to each of them that owns topics of this broker. 
 (``replication``), because a backlog of entries must not delay acknowledgements.
 
 The first attempts after a loss follow each other quickly, since most losses are a restart; later ones are spread by a
-random share, so that regions do not all reconnect at the same moment. ``nudge`` cuts a wait short: a region that has
+random fraction, so that regions do not all reconnect at the same moment. ``nudge`` cuts a wait short: a region that has
 just connected to us can be reached.
 """
 

@@ -19,7 +19,7 @@ from meridian_broker.gateway.metadata_standby import Standby
 from meridian_broker.metadata.store import MetadataError, MetadataStore, MetadataUnavailable, Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier
-from meridian_broker.metadata.sync.catching_up import Comparison, compared, keep, scopes_apart, settle, take
+from meridian_broker.metadata.sync.catching_up import Comparison, compared, decide_for, keep, scopes_apart, take
 from meridian_broker.metadata.sync.choice import SyncChoice
 from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.publishing import Publisher
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SessionParts:
     """What sessions of one broker share."""
 
     store: MetadataStore
@@ -64,7 +64,7 @@ class Shared:
     standby: Standby | None
     """None: this broker is the only one of its region."""
 
-    def sharing(self, topic: str) -> frozenset[str]:
+    def synced_regions(self, topic: str) -> frozenset[str]:
         """The regions that share metadata by a topic, this one included."""
         return self.regions_of(topic) | {self.clock.region}
 
@@ -74,7 +74,7 @@ class Comparisons:
 
     def __init__(
         self,
-        shared: Shared,
+        parts: SessionParts,
         topic: EventTopic,
         known: Known,
         applier: Applier,
@@ -82,8 +82,8 @@ class Comparisons:
         owed: Callable[[], int],
     ) -> None:
         """:param owed: how many entries the outbox has."""
-        self._shared = shared
-        self._standing = shared.standing
+        self._parts = parts
+        self._standing = parts.standing
         self._topic = topic
         self._known = known
         self._applier = applier
@@ -103,7 +103,7 @@ class Comparisons:
         """Whether it has since this session began and since events were missed: before, the store may have been
         restored from a copy."""
         state = self.peers.get(region)
-        return region == self._shared.clock.region or (
+        return region == self._parts.clock.region or (
             state is not None and state.is_joined and state.caught_up == self._topic.missed
         )
 
@@ -126,11 +126,11 @@ class Comparisons:
         pause.clear()
         running: dict[str, asyncio.Task[bool]] = {}
         missed = self._topic.missed
-        await self._standing.leave(self._shared.choice.scopes)
+        await self._standing.leave(self._parts.choice.scopes)
         try:
             while True:
                 now = asyncio.get_running_loop().time()
-                others = self._shared.sharing(self._topic.topic) - {self._shared.clock.region}
+                others = self._parts.synced_regions(self._topic.topic) - {self._parts.clock.region}
                 self.peers = {region: self.peers.get(region, PeerState()) for region in sorted(others)}
                 if self._known.is_ready:
                     if self._topic.missed != missed:
@@ -189,7 +189,7 @@ class Comparisons:
             return False
         self._standing.name_taken(None, region)
         self.admitted.set()
-        state.compared_ms, state.caught_up, state.problem = self._shared.now_ms(), missed, None
+        state.compared_ms, state.caught_up, state.problem = self._parts.now_ms(), missed, None
         if peer.clock_offset_ms is not None:
             state.clock_offset_ms = peer.clock_offset_ms
         if not state.is_joined:
@@ -198,8 +198,8 @@ class Comparisons:
                 f"{len(differences)} values of {of} have differed from {region}'s since before synchronization: "
                 f"see `meridian metadata adopt --from {region} --dry-run`"
             )
-        elif comparison.digest.shared != self._shared.choice.scopes:
-            apart = scopes_apart(region, comparison.digest.shared, self._shared.choice.scopes)
+        elif comparison.digest.shared != self._parts.choice.scopes:
+            apart = scopes_apart(region, comparison.digest.shared, self._parts.choice.scopes)
             state.problem = (
                 f"{apart}: only scopes that both share are kept equal; set metadataSyncScopes to the same value in "
                 "both regions"
@@ -220,17 +220,17 @@ class Comparisons:
         new = await self._undecided(comparison, region) - differing
         if not new:
             return await self._standing.joined(region)
-        await keep(comparison, self._shared.recording, new)
+        await keep(comparison, self._parts.recording, new)
         return await self._standing.join(region, new)
 
     async def _peer(self, region: str, *, replacing: bool = False) -> RestPeer:
         """:param replacing: this store is about to take over its region's name from an earlier store."""
-        return self._shared.peer(region, await self._standing.identity(), replacing)
+        return self._parts.peer(region, await self._standing.identity(), replacing)
 
     async def compare(self, region: str) -> tuple[Comparison, RestPeer]:
         """:raises MetadataError: the region cannot be reached."""
         peer = await self._peer(region)
-        return await compared(self._known, peer, self._shared.choice.scopes), peer
+        return await compared(self._known, peer, self._parts.choice.scopes), peer
 
     async def undecided(self, region: str) -> tuple[Comparison, RestPeer, list[str]]:
         """As ``compare``, and the paths that need a decision. :raises MetadataError: the region cannot be reached."""
@@ -244,8 +244,8 @@ class Comparisons:
         """
         comparison, peer = await self.compare(region)
         undecided = await self._undecided(comparison, region)
-        decided = await settle(comparison, peer, self._shared.recording, side, undecided)
-        await keep(comparison, self._shared.recording, undecided)
+        decided = await decide_for(comparison, peer, self._parts.recording, side, undecided)
+        await keep(comparison, self._parts.recording, undecided)
         await self._standing.join(region, undecided)
         await self._compared(region)
         with suppress(MetadataError):  # else it learns of the decision within a minute
@@ -257,11 +257,11 @@ class Comparisons:
 
         :raises MetadataError: one of them cannot be reached. Call it again.
         """
-        others = sorted(self._shared.sharing(self._topic.topic) - {self._shared.clock.region})
+        others = sorted(self._parts.synced_regions(self._topic.topic) - {self._parts.clock.region})
         peers = [await self._peer(region, replacing=True) for region in others]
         shared: dict[str, frozenset[str]] = {}
         for peer in peers:
-            comparison = await compared(self._known, peer, self._shared.choice.scopes)
+            comparison = await compared(self._known, peer, self._parts.choice.scopes)
             await self._publisher.continue_after(comparison.digest.mark)
             await take(comparison, peer, self._applier, together, comparison.digest.scopes)
             shared[peer.region] = comparison.digest.scopes

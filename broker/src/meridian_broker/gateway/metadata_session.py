@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 from meridian_broker.gateway.event_topic import EventTopic
-from meridian_broker.gateway.metadata_comparing import Comparisons, Shared
+from meridian_broker.gateway.metadata_comparing import Comparisons, SessionParts
 from meridian_broker.gateway.metadata_standby import HOLD_SECONDS, Standby
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.sync import paths
@@ -40,26 +40,26 @@ log = logging.getLogger(__name__)
 class Session:
     """Synchronizes metadata by one topic, until it is cancelled."""
 
-    def __init__(self, shared: Shared, topic: EventTopic) -> None:
-        self._shared = shared
+    def __init__(self, parts: SessionParts, topic: EventTopic) -> None:
+        self._parts = parts
         self.topic = topic
         topic.register_sync_listener(self._arrived)
-        store, clock, choice = shared.store, shared.clock, shared.choice
-        self.publisher = Publisher(store, clock, topic.notify, shared.recording.recent)
+        store, clock, choice = parts.store, parts.clock, parts.choice
+        self.publisher = Publisher(store, clock, topic.notify, parts.recording.recent)
         self.known = Known(store, lambda: asyncio.sleep(0))
         self.kept = Kept(store, self.known)
         self.applier = Applier(
             store,
             clock,
-            shared.now_ms,
+            parts.now_ms,
             choice.is_synced,
             self.regions,
             self.kept,
             lambda: choice.tombstone_retention_ms,
             lambda: choice.max_ahead_ms,
-            shared.last_seen,
+            parts.last_seen,
         )
-        self.comparisons = Comparisons(shared, topic, self.known, self.applier, self.publisher, lambda: self.owed)
+        self.comparisons = Comparisons(parts, topic, self.known, self.applier, self.publisher, lambda: self.owed)
         self.publish_problem: str | None = None
         self._outbox = FollowedOutbox()
         self._owing = asyncio.Event()
@@ -71,10 +71,10 @@ class Session:
 
     def regions(self) -> frozenset[str]:
         """The regions that share metadata by this topic, this one included."""
-        return self._shared.sharing(self.topic.topic)
+        return self._parts.synced_regions(self.topic.topic)
 
     async def run(self) -> None:
-        self._shared.recording.guess_entries(self._outbox.entry)
+        self._parts.recording.guess_entries(self._outbox.entry)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.topic.run())
@@ -87,10 +87,10 @@ class Session:
                 tasks.create_task(self._again("follow conflicts", self.kept.follow_conflicts))
                 tasks.create_task(self._again("release parked states and publish marks", self._look))
                 tasks.create_task(self._again("compare with other regions", self.comparisons.run))
-                if self._shared.standby is not None:
-                    tasks.create_task(self._stand_by(self._shared.standby))
+                if self._parts.standby is not None:
+                    tasks.create_task(self._stand_by(self._parts.standby))
         finally:
-            self._shared.recording.guess_entries(None)
+            self._parts.recording.guess_entries(None)
             await self.topic.close()
 
     async def _again(self, what: str, work: Callable[[], Awaitable[None]]) -> NoReturn:
@@ -106,11 +106,11 @@ class Session:
     # -- publishing
 
     async def _watch_outbox(self) -> None:
-        async for changes in self._shared.store.watch(paths.OUTBOX + "/"):
+        async for changes in self._parts.store.watch(paths.OUTBOX + "/"):
             if changes:
                 self._outbox.hear(changes)
             else:
-                self._outbox.read(await self._shared.store.scan(paths.OUTBOX + "/"))
+                self._outbox.read(await self._parts.store.scan(paths.OUTBOX + "/"))
             if self._outbox.unsent:
                 self._owing.set()
 
@@ -121,7 +121,7 @@ class Session:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._owing.wait()
-            if not self.topic.is_active or self._shared.choice.refusal is not None:
+            if not self.topic.is_active or self._parts.choice.refusal is not None:
                 await asyncio.sleep(RETRY_SECONDS / 10)
                 continue
             self._owing.clear()
@@ -161,7 +161,7 @@ class Session:
                 continue
             await self.applier.release()
             if is_marking and self.comparisons.admitted.is_set():
-                if self._shared.choice.refusal is None and self.publish_problem is None:
+                if self._parts.choice.refusal is None and self.publish_problem is None:
                     await self.publisher.mark(self.applier.heard, self._outbox.sent)
                 await self.applier.forget()
 
@@ -191,7 +191,7 @@ class Session:
 
     def _concerns_us(self, message: Message) -> bool:
         if isinstance(message, Changes):  # this region has its own, or regains lost ones by comparing
-            return message.region != self._shared.clock.region
+            return message.region != self._parts.clock.region
         # Otherwise this region may not have heard of earlier deletions yet. Marks are repeated.
         return self.comparisons.has_caught_up_with(message.region)
 
@@ -214,5 +214,5 @@ def _decoded(region: str, message: bytes) -> Message:
     except ValueError as error:
         raise Poison(f"it is not a metadata event: {error}") from error
     if decoded.region != region:
-        raise Poison(f"it claims to be from {decoded.region}, but {region} published it")
+        raise Poison(f"it says it is from {decoded.region}, but {region} published it")
     return decoded

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from meridian_broker.gateway.event_topic import DEAD_LETTERS, EventTopic
-from meridian_broker.gateway.metadata_comparing import Shared
+from meridian_broker.gateway.metadata_comparing import SessionParts
 from meridian_broker.gateway.metadata_peers import RestPeer
 from meridian_broker.gateway.metadata_session import Session
 from meridian_broker.gateway.metadata_standby import Standby
@@ -49,7 +49,7 @@ class MetadataSync:
         self.recording = recording
         self.standing = Standing(store, choice, clock.region, now_ms, draw)
         self._open: Callable[[str], EventTopic]
-        self._shared: Shared
+        self._parts: SessionParts
         self.session: Session | None = None
         """None: metadata is not synchronized, or a new session is about to begin."""
         self._chosen = ("", frozenset[str]())
@@ -69,7 +69,7 @@ class MetadataSync:
         :param standby: None: this broker is the only one of its region.
         """
         self._open = open_topic
-        self._shared = Shared(
+        self._parts = SessionParts(
             *(self.store, self.clock, self.now_ms, self.choice, self.recording, self.standing),
             *(peer, regions_of, last_seen, standby),
         )
@@ -120,7 +120,7 @@ class MetadataSync:
         if not topic:
             return None
         log.info("metadata is synchronized by %s", topic)
-        self.session = Session(self._shared, self._open(topic))
+        self.session = Session(self._parts, self._open(topic))
         return asyncio.create_task(self.session.run(), name="synchronize metadata")
 
     async def _stop(self, running: asyncio.Task[None] | None) -> None:

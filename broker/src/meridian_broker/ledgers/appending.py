@@ -63,7 +63,7 @@ class AppendableLog(DurableLog):
         self._known_origins: dict[str, Position] = {}
         """As of the opening; ``_known_own`` may also be an entry that is no longer stored anywhere (``follow``)."""
         self._own_link = EARLIEST
-        """``prev`` of the next own entry; claims nothing before that entry while other regions may know of more
+        """``prev`` of the next own entry; names nothing before that entry while other regions may know of more
         (R5)."""
         self._own_waits = False
         """Own entries go to a new ledger, because their predecessor has changed."""

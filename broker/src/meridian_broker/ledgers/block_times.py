@@ -25,7 +25,7 @@ class BlockTimes:
     __slots__ = ("_earliest", "_latest")
 
     def __init__(self) -> None:
-        self._earliest = array("Q")  # claimed by the client: any 64-bit number of milliseconds
+        self._earliest = array("Q")  # set by the client: any 64-bit number of milliseconds
         self._latest = array("Q")
 
     def note(self, first: int, count: int, earliest_ms: int, latest_ms: int) -> None:

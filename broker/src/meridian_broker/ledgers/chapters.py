@@ -38,7 +38,7 @@ class Span:
 
     @property
     def link(self) -> Position:
-        """``prev`` of the ledger's first own entry; if that is uncertain, one that claims the entry alone."""
+        """``prev`` of the ledger's first own entry; if that is uncertain, one with which it claims itself alone."""
         return self.own_before if self.is_joined else Position(self.ledger_id, -1)
 
     def label(self, belonging: Belonging) -> bytes:

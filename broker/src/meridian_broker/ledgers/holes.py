@@ -2,7 +2,7 @@
 """Places where entries of an origin may be missing although later ones are stored (R5).
 
 A region that publishes before it could ask every other region does not know whether it lost entries in a restore. Its
-first entry then claims no predecessor, and each region that stores that entry records a *hole* before it: if the lost
+first entry then names no predecessor, and each region that stores that entry records a *hole* before it: if the lost
 entries turn up, they are inserted there, in order. A hole is closed once the origin has asked all regions.
 """
 

@@ -174,14 +174,14 @@ class Topics:
         count = PartitionedTopicRecord.from_json(partitioned).partitions
         names = [name for name in map(base.with_partition, range(count)) if name not in there]
         namespace = await self._access.base_of_namespace(base.namespace_name)
-        shared = [
+        common = [
             Check(keys.partitioned_topic(base), version),
             Check(keys.namespace(base.namespace_name), namespace.version),
         ]
         incarnations, deletions = await self._deletions.incarnations(base, names)
         for begin in range(0, len(names), TOGETHER):
             some = names[begin : begin + TOGETHER]
-            checks = [*shared, deletions[base], *(deletions[name] for name in some)]
+            checks = [*common, deletions[base], *(deletions[name] for name in some)]
             checks += [Check(keys.topic(name), ABSENT) for name in some]
             puts = [Put(keys.topic(name), replace(record, incarnation=incarnations[name]).encode()) for name in some]
             if await self._access.store.transact(checks, puts) and self.on_change is not None:

@@ -3,5 +3,5 @@
 
 Other rooms import only these modules of it::
 
-    bundles  claims  owner  placement  records  waiting
+    bundles  owner  placement  records  transactions  waiting
 """

@@ -19,7 +19,7 @@ from typing import Final
 from meridian_broker.ownership.bundles import Bundle
 from meridian_broker.ownership.placement import Candidate, to_hand_over, to_relieve
 
-SETTLE_SECONDS: Final = 60.0
+MEASURE_SECONDS: Final = 60.0
 """How long a broker hands over no bundle because of its load after its bundles changed: several smoothed
 measurements."""
 
@@ -33,7 +33,7 @@ class Balance:
         self._mine: frozenset[Bundle] = frozenset()
         self._is_spreading = False
         """One of the sets has changed, and bundles are not spread evenly yet."""
-        self._settled_at = 0.0
+        self._measured_at = 0.0
 
     def next_move(
         self,
@@ -52,11 +52,11 @@ class Balance:
         if members != self._members:
             self._members, self._is_spreading = members, True
         if mine.keys() != self._mine:
-            self._mine, self._settled_at = frozenset(mine), now + SETTLE_SECONDS
+            self._mine, self._measured_at = frozenset(mine), now + MEASURE_SECONDS
         if self._is_spreading:
             self._is_spreading = not _is_even(candidates)
             return to_hand_over(mine, me, candidates)
-        return to_relieve(mine, me, candidates) if now >= self._settled_at else None
+        return to_relieve(mine, me, candidates) if now >= self._measured_at else None
 
 
 def _is_even(candidates: Collection[Candidate]) -> bool:

@@ -12,11 +12,11 @@ from meridian_broker.ledgers.scheduling import Scheduler, later
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.bundles import Bundle
-from meridian_broker.ownership.claims import Claims
 from meridian_broker.ownership.holding import Holding
 from meridian_broker.ownership.membership import Membership
 from meridian_broker.ownership.records import OwnerRecord
 from meridian_broker.ownership.terms import Action, Event, Term
+from meridian_broker.ownership.transactions import BundleTransactions
 from meridian_broker.ownership.view import View, namespaces_of
 from meridian_broker.ownership.waiting import Waiting
 
@@ -33,7 +33,7 @@ class Following:
         self,
         store: MetadataStore,
         scheduler: Scheduler,
-        claims: Claims,
+        transactions: BundleTransactions,
         membership: Membership,
         holding: Holding,
         seen: Callable[[Collection[str] | None], None],
@@ -47,7 +47,7 @@ class Following:
         """
         self._store = store
         self._scheduler = scheduler
-        self._claims = claims
+        self._transactions = transactions
         self._membership = membership
         self._holding = holding
         self._seen = seen
@@ -99,7 +99,7 @@ class Following:
     def _look_at_own(self, bundle: Bundle, owner: OwnerRecord) -> None:
         """This broker is on record as the owner. If another one handed the bundle over, serve it from now on.
 
-        Bundles that this broker claims or splits itself are not announced. The watch may report a term that is over.
+        Bundles that this broker acquires or splits itself are not announced. The watch may report a term that is over.
         """
         holding, member = self._holding, self._membership
         view, terms = holding.view, holding.terms
@@ -119,6 +119,6 @@ class Following:
             await self._holding.topics.open(bundle)
             if self._holding.terms.term(bundle) is term and bundle not in self._holding.heirs:
                 with suppress(MetadataError):  # best effort: the other broker's wait is bounded
-                    await self._claims.arrived(bundle, term)
+                    await self._transactions.arrived(bundle, term)
         finally:
             self._arriving.discard(bundle)

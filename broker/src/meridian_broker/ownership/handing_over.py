@@ -12,12 +12,12 @@ from typing import Any, Final
 from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.metadata.store import LeaseExpired, MetadataError
 from meridian_broker.ownership.bundles import Bundle
-from meridian_broker.ownership.claims import Claims
 from meridian_broker.ownership.holding import Holding
 from meridian_broker.ownership.membership import Membership
 from meridian_broker.ownership.placement import divide
 from meridian_broker.ownership.ports import NOBODY, Heir
 from meridian_broker.ownership.terms import Action, Event, Term
+from meridian_broker.ownership.transactions import BundleTransactions
 from meridian_broker.ownership.waiting import Waiting
 
 ARRIVAL_SECONDS: Final = 1.0
@@ -39,16 +39,16 @@ class HandingOver:
     def __init__(
         self,
         scheduler: Scheduler,
-        claims: Claims,
+        transactions: BundleTransactions,
         membership: Membership,
         holding: Holding,
         alone: AbstractAsyncContextManager[Any],
     ) -> None:
-        """:param alone: a lock; claims and splits run one at a time under it."""
+        """:param alone: a lock; acquisitions and splits run one at a time under it."""
         self.leaving = Waiting(scheduler, ARRIVAL_SECONDS)
         """Moves that wait until a bundle has arrived at the next broker."""
         self._scheduler = scheduler
-        self._claims = claims
+        self._transactions = transactions
         self._membership = membership
         self._holding = holding
         self._alone = alone
@@ -57,7 +57,7 @@ class HandingOver:
         """Prepare to stop: take no more bundles, and announce the brokers that get the present ones."""
         member, holding = self._membership, self._holding
         member.is_stopping = True
-        async with self._alone:  # wait for a claim or split under way
+        async with self._alone:  # wait for an acquisition or split under way
             lease = member.lease
         if lease is None:
             return
@@ -126,13 +126,13 @@ class HandingOver:
             holding.changing.discard(bundle)
 
     async def _pass_on(self, bundle: Bundle, term: Term, heir: Heir) -> None:
-        """Record the next owner, or which broker, if not any, should claim the bundle."""
+        """Record the next owner, or which broker, if not any, should acquire the bundle."""
         to = self._holding.view.alive(heir.broker)
         if to is not None and heir.fence:
             with suppress(LeaseExpired):
-                await self._claims.transfer(bundle, term, to, heir.fence)
+                await self._transactions.transfer(bundle, term, to, heir.fence)
                 return
-        await self._claims.release(bundle, term, heir.broker)
+        await self._transactions.release(bundle, term, heir.broker)
 
     async def _announce(self, going: Mapping[Bundle, str]) -> None:
         """From now on, send clients to the next owners, where they wait until these own the bundles."""
@@ -141,7 +141,7 @@ class HandingOver:
         if not going:
             return
         with suppress(MetadataError):
-            first = await self._claims.reserve(len(going))
+            first = await self._transactions.reserve(len(going))
             for fence, (bundle, to) in enumerate(going.items(), first):
                 if heirs.get(bundle) == Heir(to):
                     heirs[bundle] = Heir(to, fence)
@@ -151,7 +151,7 @@ class HandingOver:
     async def _announce_one(self, bundle: Bundle, to: str) -> None:
         if (term := self._holding.terms.held(bundle)) is not None:
             with suppress(MetadataError):
-                await self._claims.announce(bundle, term, to)
+                await self._transactions.announce(bundle, term, to)
 
     def _now(self) -> float:
         return self._scheduler.monotonic_ms() / 1000

@@ -8,11 +8,11 @@ import logging
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership.bundles import Bundle
-from meridian_broker.ownership.claims import Claims
 from meridian_broker.ownership.membership import Membership
 from meridian_broker.ownership.ports import NOBODY, BundleTopics, Heir
 from meridian_broker.ownership.records import BrokerRecord
 from meridian_broker.ownership.terms import Action, Event, Term, Terms
+from meridian_broker.ownership.transactions import BundleTransactions
 from meridian_broker.ownership.view import View
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class Holding:
     """See the module's text."""
 
-    def __init__(self, scheduler: Scheduler, claims: Claims, membership: Membership) -> None:
+    def __init__(self, scheduler: Scheduler, transactions: BundleTransactions, membership: Membership) -> None:
         self.view = View()
         self.terms = Terms()
         self.changing: set[Bundle] = set()
@@ -29,7 +29,7 @@ class Holding:
         self.heirs: dict[Bundle, Heir] = {}
         """The brokers that this broker's bundles are being handed to."""
         self._scheduler = scheduler
-        self._claims = claims
+        self._transactions = transactions
         self._membership = membership
         self._topics: BundleTopics | None = None
 
@@ -74,7 +74,7 @@ class Holding:
         if term is None or bundle in self.changing:
             return
         try:
-            holds = await self._claims.holds(bundle, term)
+            holds = await self._transactions.holds(bundle, term)
         except MetadataError:
             return  # the lease decides
         if not holds and self.terms.held(bundle) is term and bundle not in self.changing:

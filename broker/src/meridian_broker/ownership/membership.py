@@ -88,7 +88,7 @@ class Membership:
     async def report(self, usage: float) -> None:
         """Tell the other brokers this broker's load, if it has changed noticeably.
 
-        :param usage: share of its capacity in use.
+        :param usage: fraction of its capacity in use.
         :raises MetadataError: the store did not answer.
         """
         lease, me = self.valid(), self.me

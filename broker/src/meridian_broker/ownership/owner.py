@@ -5,9 +5,9 @@ All of a broker's terms depend on one lease. While the store cannot be reached, 
 lease ends by its own clock. Then it drops everything, and starts over with a new lease as soon as the store answers.
 So a broker that was suspended drops its topics before it serves anything else.
 
-``terms.py`` has the table of what can happen to a bundle, and ``claims.py`` the transactions. What the table says is
-carried out here and in the parts that share ``holding.py``: ``membership.py`` watches the clock, ``following.py`` the
-store, and ``handing_over.py`` gives bundles up. This file claims bundles, splits them, and finds their owners.
+``terms.py`` has the table of what can happen to a bundle, and ``transactions.py`` the transactions. What the table says
+is carried out here and in the parts that share ``holding.py``: ``membership.py`` watches the clock, ``following.py``
+the store, and ``handing_over.py`` gives bundles up. This file acquires bundles, splits them, and finds their owners.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.ownership.balancing import Balance
 from meridian_broker.ownership.bundles import Bundle, Bundles
-from meridian_broker.ownership.claims import MANY, Claims, NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.following import Following
 from meridian_broker.ownership.handing_over import HandingOver
 from meridian_broker.ownership.holding import Holding
@@ -31,6 +30,7 @@ from meridian_broker.ownership.membership import Membership
 from meridian_broker.ownership.ports import BundleTopics
 from meridian_broker.ownership.records import BrokerRecord
 from meridian_broker.ownership.terms import Action, Event, State, Term
+from meridian_broker.ownership.transactions import MANY, BundleTransactions, NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.view import View
 from meridian_broker.ownership.waiting import Waiting
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -63,17 +63,17 @@ class BundleOwner:
         self,
         store: MetadataStore,
         scheduler: Scheduler,
-        claims: Claims,
+        transactions: BundleTransactions,
         described: Callable[[str, bool], BrokerRecord],
         alone: AbstractAsyncContextManager[Any],
         lease_seconds: float,
     ) -> None:
         """
         :param described: returns this broker's record, given the name of its lease and whether it is about to stop.
-        :param alone: a lock; claims and splits run one at a time under it.
+        :param alone: a lock; acquisitions and splits run one at a time under it.
         """
         self._scheduler = scheduler
-        self._claims = claims
+        self._transactions = transactions
         self._alone = alone
         self._balance = Balance()
         self._wanted: dict[Bundle, None] = {}
@@ -81,12 +81,12 @@ class BundleOwner:
         self._waiting = Waiting(scheduler, HAND_OVER_SECONDS)
         """Requests that wait for a bundle to be handed to this broker."""
         self._membership = Membership(store, scheduler, described, lease_seconds, self._lease_ended)
-        self._holding = Holding(scheduler, claims, self._membership)
-        self._going = HandingOver(scheduler, claims, self._membership, self._holding, alone)
+        self._holding = Holding(scheduler, transactions, self._membership)
+        self._going = HandingOver(scheduler, transactions, self._membership, self._holding, alone)
         self._following = Following(
             store,
             scheduler,
-            claims,
+            transactions,
             self._membership,
             self._holding,
             lambda namespaces: self.on_seen(namespaces),
@@ -170,7 +170,7 @@ class BundleOwner:
         """The bundles of a namespace. :raises MetadataError: they cannot be read."""
         found = self.view.bundles.get(namespace)
         if found is None:
-            found = self.view.bundles.setdefault(namespace, await self._claims.bundles(namespace))
+            found = self.view.bundles.setdefault(namespace, await self._transactions.bundles(namespace))
         return found
 
     async def acquire(self, bundle: Bundle) -> Term:
@@ -187,13 +187,13 @@ class BundleOwner:
         try:
             async with self._alone:
                 if (term := self.term(bundle)) is not None:
-                    return term  # claimed together with the bundle of an earlier request
-                return await self._claim(bundle)
+                    return term  # acquired together with the bundle of an earlier request
+                return await self._acquire(bundle)
         finally:
             self._wanted.pop(bundle, None)
 
-    async def _claim(self, bundle: Bundle) -> Term:
-        """As ``acquire``; also claims other bundles that requests wait for."""
+    async def _acquire(self, bundle: Bundle) -> Term:
+        """As ``acquire``; also acquires other bundles that requests wait for."""
         lease, me = self._membership.valid(), self._membership.me
         if lease is None or me is None or self._membership.is_stopping:
             raise NotServing("this broker is stopping or cut off from its metadata store: look the topic up again")
@@ -201,29 +201,29 @@ class BundleOwner:
             raise NotServing("this broker is giving the topic up: look it up again")
         others = (one for one in self._wanted if one != bundle and one not in self._holding.changing)
         wanted = islice((bundle, *others), MANY)
-        some = [one for one in wanted if self._holding.terms.happens(one, Event.WANTED) is Action.CLAIM]
+        some = [one for one in wanted if self._holding.terms.happens(one, Event.WANTED) is Action.ACQUIRE]
         if bundle not in some:
             for one in some:
                 self._holding.terms.happens(one, Event.REFUSED)
             raise NotServing(f"{bundle} is being closed here: look the topic up again")
         try:
-            found = await self._claims.claim(some, me.session, lease.lease_id)
+            found = await self._transactions.acquire(some, me.session, lease.lease_id)
         except BaseException:
             for one in some:
                 self._holding.terms.happens(one, Event.REFUSED)
             raise
         for one in some:
-            self._claimed(one, found[one], is_valid=self._membership.valid() is lease)
+            self._acquired(one, found[one], is_valid=self._membership.valid() is lease)
         if isinstance(outcome := found[bundle], Exception):
             raise outcome
         if self._holding.terms.held(bundle) is not outcome:
             raise NotServing("the lease on this broker's bundles ended: look the topic up again")
         return outcome
 
-    def _claimed(self, bundle: Bundle, outcome: Term | Exception, *, is_valid: bool) -> None:
-        """The store decided on a claim.
+    def _acquired(self, bundle: Bundle, outcome: Term | Exception, *, is_valid: bool) -> None:
+        """The store decided who owns it.
 
-        :param is_valid: the lease that it was claimed under is still valid.
+        :param is_valid: the lease that it was acquired under is still valid.
         """
         if isinstance(outcome, Exception):
             self._holding.terms.happens(bundle, Event.REFUSED)
@@ -246,7 +246,7 @@ class BundleOwner:
                 raise NotServing(f"{bundle} is not owned by this broker: look it up again")
             self._holding.changing.add(bundle)
             try:
-                bundles, after = await self._claims.split(bundle, border, term, me.session, lease.lease_id)
+                bundles, after = await self._transactions.split(bundle, border, term, me.session, lease.lease_id)
             except MetadataError:
                 self._holding.verify(bundle)
                 raise
@@ -270,7 +270,7 @@ class BundleOwner:
             try:
                 return await self._locate(bundle, authoritative)
             except NoSuchBundle:
-                self.view.bundles[bundle.namespace] = await self._claims.bundles(bundle.namespace)
+                self.view.bundles[bundle.namespace] = await self._transactions.bundles(bundle.namespace)
         raise NotServing(f"the bundle of {topic} keeps being split: look it up later")
 
     async def _locate(self, bundle: Bundle, authoritative: bool) -> Found:
@@ -344,16 +344,16 @@ class BundleOwner:
         return [one for one in free if (chosen := self.view.chosen(one)) is not None and chosen.broker == me.broker]
 
     async def release_strays(self) -> None:
-        """Release bundles recorded as this broker's that it does not own: the store executed a claim or a split whose
-        answer was lost, or missed a release. Otherwise no broker could take them.
+        """Release bundles recorded as this broker's that it does not own: the store executed an acquisition or a split
+        whose answer was lost, or missed a release. Otherwise no broker could take them.
 
         :raises MetadataError: the store did not answer.
         """
         if not self._strays():
             return
-        async with self._alone:  # no claim or split is under way: what the store says about free bundles is final
+        async with self._alone:  # no acquisition or split is under way: what the store says about free bundles is final
             for bundle, session in self._strays():
-                await self._claims.disown(bundle, session)
+                await self._transactions.disown(bundle, session)
 
     def _strays(self) -> list[tuple[Bundle, str]]:
         me = self._membership.me
@@ -377,7 +377,7 @@ class BundleOwner:
     async def report(self, usage: float) -> None:
         """Tell the other brokers this broker's load, if it has changed noticeably.
 
-        :param usage: share of its capacity in use.
+        :param usage: fraction of its capacity in use.
         :raises MetadataError: the store did not answer.
         """
         async with self._alone:  # not while this broker announces that it stops

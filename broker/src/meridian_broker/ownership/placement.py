@@ -22,11 +22,11 @@ from meridian_broker.ownership.bundles import Bundle
 SLACK: Final = 1.25
 """A broker with at most this multiple of the average still gets bundles. Lower balances better and moves more."""
 BUSY: Final = 0.85
-"""A broker that uses at least this share of its capacity gets no bundle while another broker uses less."""
+"""A broker that uses at least this fraction of its capacity gets no bundle while another broker uses less."""
 RELIEF: Final = 0.3
 """Smallest difference in load for which a busy broker hands a bundle over: below it, hardly anybody would notice."""
 LEAST_RELIEF: Final = 0.02
-"""A bundle that uses less than this share of a broker's capacity is not worth the interruption of a move."""
+"""A bundle that uses less than this fraction of a broker's capacity is not worth the interruption of a move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Candidate:
     bundles: int
     """How many it owns."""
     usage: float = 0.0
-    """Share of its capacity in use: 1.0 is all."""
+    """Fraction of its capacity in use: 1.0 is all."""
 
 
 def choose(bundle: Bundle, candidates: Collection[Candidate]) -> str | None:
@@ -87,7 +87,7 @@ def to_relieve(mine: Mapping[Bundle, float], me: str, candidates: Collection[Can
     if busiest.usage < BUSY or busiest.usage - least.usage < RELIEF:
         return None
     most = (busiest.usage - least.usage) / 2
-    loads = {bundle: busiest.usage * share / traffic for bundle, share in mine.items()}
+    loads = {bundle: busiest.usage * own / traffic for bundle, own in mine.items()}
     fit = [(load, bundle) for bundle, load in loads.items() if LEAST_RELIEF <= load <= most]
     return (max(fit)[1], least.broker) if fit else None
 

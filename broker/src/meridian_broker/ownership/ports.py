@@ -13,7 +13,7 @@ class Heir(NamedTuple):
 
     broker: str
     fence: int = 0
-    """The fence of its term; 0: none was reserved, so it has to claim the bundle."""
+    """The fence of its term; 0: none was reserved, so it has to acquire the bundle."""
 
 
 NOBODY: Final = Heir("")

@@ -27,7 +27,7 @@ class BrokerRecord:
     """Names one lease of one process: a broker's records from an earlier session are no longer its own."""
     addresses: AddressesByListener = field(default_factory=dict)
     usage: float = 0.0
-    """Share of its capacity in use."""
+    """Fraction of its capacity in use."""
     draining: bool = False
     """It is about to stop and gets no more bundles."""
 

@@ -4,7 +4,7 @@
 =================  =================  =================  ====================  ====================  =================
 what happens       free               acquiring          owned                 giving up             lost
 =================  =================  =================  ====================  ====================  =================
-wanted             acquiring: claim
+wanted             acquiring: acquire
 given              owned: serve
 granted                               owned: serve
 refused                               free: forget
@@ -38,7 +38,7 @@ class State(Enum):
     FREE = "free"
     """Not owned by this broker, and not wanted."""
     ACQUIRING = "acquiring"
-    """A claim is on its way to the store."""
+    """The store was asked to record this broker as its owner."""
     OWNED = "owned"
     """Owned while the lease is valid: its topics are served."""
     GIVING_UP = "giving up"
@@ -69,7 +69,7 @@ class Event(Enum):
 class Action(Enum):
     """What the broker does."""
 
-    CLAIM = "claim"
+    ACQUIRE = "acquire"
     """Record this broker as the owner, unless there is one."""
     SERVE = "serve"
     """Topics may be opened."""
@@ -78,13 +78,13 @@ class Action(Enum):
     DROP = "drop"
     """Drop the open topics without writing anything."""
     RELEASE = "release"
-    """Remove the owner's record, so that other brokers may claim the bundle."""
+    """Remove the owner's record, so that other brokers may acquire the bundle."""
     FORGET = "forget"
     """Nothing is left to do."""
 
 
 TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, Action]]] = {
-    (State.FREE, Event.WANTED): (State.ACQUIRING, Action.CLAIM),
+    (State.FREE, Event.WANTED): (State.ACQUIRING, Action.ACQUIRE),
     (State.FREE, Event.GIVEN): (State.OWNED, Action.SERVE),
     (State.ACQUIRING, Event.GRANTED): (State.OWNED, Action.SERVE),
     (State.ACQUIRING, Event.REFUSED): (State.FREE, Action.FORGET),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who owns what in the region, as last seen in the metadata store, and so perhaps out of date.
 
-Lookups and placement can live with that. A decision that must be right is a transaction (``claims.py``).
+Lookups and placement can live with that. A decision that must be right is a transaction (``transactions.py``).
 """
 
 from __future__ import annotations

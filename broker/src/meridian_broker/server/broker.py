@@ -38,14 +38,14 @@ from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
-from meridian_broker.ownership.claims import newest_fence
+from meridian_broker.ownership.transactions import newest_fence
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.leases.times import LeaseTimes
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.chores import Chores
-from meridian_broker.server.descriptors import limit, shares
+from meridian_broker.server.descriptors import connection_limits, limit
 from meridian_broker.server.draining import confirmed
 from meridian_broker.server.early import EarlyPorts
 from meridian_broker.server.keys import Keys
@@ -111,13 +111,13 @@ class BrokerProcess:
         self.gateway: Broker
         self.admin: AdminState
         self.chores: Chores
-        self.sharing: MetadataSync
+        self.metadata_sync: MetadataSync
         self.live: LiveSettings
         self._topic_defaults: TopicDefaults
         self._metadata: NotingStore
         self.keys = Keys(settings)
         limits = settings.limits
-        self._connections = shares(limit(), limits.max_http_server_connections)
+        self._connections = connection_limits(limit(), limits.max_http_server_connections)
         http = Places(self._connections.http, limits.max_http_server_connections_per_ip)
         self.listeners = Listeners(settings, http, self._connections.handshakes, early)
         self._client_tls = client_tls(settings)
@@ -145,7 +145,7 @@ class BrokerProcess:
         stack.push_async_callback(process.scheduler.close)
         stores = await open_stores(settings, process.scheduler, stack, files)
         process.settings = settings = stores.live.current
-        process.live, process.sharing, process.clock = stores.live, stores.sharing, stores.clock
+        process.live, process.metadata_sync, process.clock = stores.live, stores.metadata_sync, stores.clock
         process.catalog, process._metadata = stores.catalog, stores.metadata
         process.ledgers, process.held = stores.ledgers, stores.held
         if settings.brokers.is_one_of_several:
@@ -165,7 +165,7 @@ class BrokerProcess:
         await process.listeners.serve()
         process.speak_with_regions()
         process.scheduler.spawn(process.live.follow(), "follow changed settings")
-        process.scheduler.spawn(process.sharing.run(), "synchronize metadata")
+        process.scheduler.spawn(process.metadata_sync.run(), "synchronize metadata")
         await process.exchange.first_contact(CONTACT_SECONDS)
         process.chores.start(partial(used_elsewhere, process.admin))
         process.admin.ready = True
@@ -213,7 +213,7 @@ class BrokerProcess:
         if isinstance(self.ledgers, OffloadedLedgers):
             self.offload = OffloadRounds(
                 *(registry, self.ledgers.offloading, asyncio.Lock(), self.held.is_held),
-                is_shared=self.several is not None,
+                has_other_owners=self.several is not None,
             )
         self.host, ends = ExchangeHost(registry), StoredEnds(registry)
         self.exchange = self._progress(ends, links)
@@ -246,10 +246,10 @@ class BrokerProcess:
             locate=None if self.several is None else self.several.locate,
             when_moved=None if self.several is None else self.several.when_moved,
             next_owner=None if self.several is None else self.several.next_owner,
-            reserved=self.sharing.reserved,
+            reserved=self.metadata_sync.reserved,
             objections=lambda topic, subscription: objections(self.admin, topic, subscription),
         )
-        self._bind_sharing(links.identity)
+        self._bind_metadata_sync(links.identity)
         stack.push_async_callback(self.runner.close)
         stack.push_async_callback(self.exchange.close)
 
@@ -264,10 +264,10 @@ class BrokerProcess:
             publish_bytes_max=settings.limits.publish_buffer_bytes or UNLIMITED,
             concurrent_lookups=settings.network.max_concurrent_lookup_request,
         )
-        self.sharing.follow(settings.metadata.sync_choice())
+        self.metadata_sync.follow(settings.metadata.sync_choice())
 
-    def _bind_sharing(self, identity: PeerIdentity) -> None:
-        self.sharing.bind(
+    def _bind_metadata_sync(self, identity: PeerIdentity) -> None:
+        self.metadata_sync.bind(
             lambda topic: EventTopic(topic, self.region, self.service, identity, self._producer_name()),
             lambda region, own, replacing: RestPeer(
                 region, own, self.calls, self.scheduler.now_ms, replacing=replacing
@@ -337,7 +337,7 @@ class BrokerProcess:
             sync_metrics=self.settings.replication.expose_subscription_sync_metrics_in_prometheus,
             admin_url=lambda: self.listeners.admin_url,
             calls=self.calls,
-            sharing=self.sharing,
+            metadata_sync=self.metadata_sync,
             owner=None if self.several is None else self.several.owner,
             brokers=None if self.several is None else BrokerCalls(self._client_tls),
             guard=Guard(
@@ -358,7 +358,7 @@ class BrokerProcess:
         :raises MetadataError: the store does not answer.
         """
         unmet = self.catalog.introductions.unmet()
-        if any(self.sharing.choice.is_synced(keys.introduction(name)) for name in unmet):
+        if any(self.metadata_sync.choice.is_synced(keys.introduction(name)) for name in unmet):
             await self.catalog.introductions.meet()
 
     def speak_with_regions(self) -> None:

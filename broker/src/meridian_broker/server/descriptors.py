@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """File descriptors: as many as the system allows, and never all of them for clients.
 
-A broker without free descriptors can open no segment and reach no other region. So each kind of connection gets a share
+A broker without free descriptors can open no segment and reach no other region. So each kind of connection gets a part
 of the limit, and the rest is reserved for the ledgers, the metadata store and the links.
 """
 
@@ -21,7 +21,7 @@ LIMIT_MAX: Final = 1 << 20
 """A higher limit, or none at all, counts as this."""
 
 
-class Shares(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """Most connections of each kind."""
 
     clients: int
@@ -50,11 +50,11 @@ def limit() -> int:
     return LIMIT_MAX if soft == resource.RLIM_INFINITY else min(soft, LIMIT_MAX)
 
 
-def shares(files: int, http_most: int) -> Shares:
+def connection_limits(files: int, http_most: int) -> ConnectionLimits:
     """How many connections this limit of open files allows: half of it is reserved, at most ``RESERVE_MAX``.
 
-    :param http_most: what the settings allow the HTTP ports; clients get the rest of their share.
+    :param http_most: what the settings allow the HTTP ports; clients get the rest.
     """
     free = files - min(files // 2, RESERVE_MAX)
     http, strangers, handshakes = min(free // 4, http_most), min(free // 8, STRANGERS), min(free // 16, HANDSHAKES)
-    return Shares(free - http - strangers - handshakes, strangers, http, handshakes)
+    return ConnectionLimits(free - http - strangers - handshakes, strangers, http, handshakes)

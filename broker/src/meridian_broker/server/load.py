@@ -35,12 +35,12 @@ class Processor:
         self._usage: float | None = None
 
     def usage(self) -> float:
-        """Share of one core, smoothed over the last calls; other threads count as well."""
+        """Fraction of one core, smoothed over the last calls; other threads count as well."""
         before, used_before = self._before
         self._before = now, used = self._now(), self._seconds_used()
         if now > before:
-            share = (used - used_before) / (now - before)
-            self._usage = share if self._usage is None else self._usage + WEIGHT * (share - self._usage)
+            usage = (used - used_before) / (now - before)
+            self._usage = usage if self._usage is None else self._usage + WEIGHT * (usage - self._usage)
         return self._usage or 0.0
 
 

@@ -25,10 +25,10 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.policies import DEFAULT_BUNDLES
 from meridian_broker.metadata.store import MetadataStore
 from meridian_broker.ownership.bundles import Bundle
-from meridian_broker.ownership.claims import Claims, brokers_alive
 from meridian_broker.ownership.owner import BundleOwner, NotServing
 from meridian_broker.ownership.placement import BUSY
 from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.ownership.transactions import BundleTransactions, brokers_alive
 from meridian_broker.server.absent_owners import AbsentOwners
 from meridian_broker.server.load import BundleTraffic, Processor
 from meridian_broker.server.settings_brokers import ONLY_BROKER, BrokerSettings
@@ -66,7 +66,9 @@ class OneOfSeveral:
         self.owner = BundleOwner(
             store,
             scheduler,
-            Claims(store, self._broker_id, self._bundles, partial(catalog.newest_broker_epoch, ONLY_BROKER)),
+            BundleTransactions(
+                store, self._broker_id, self._bundles, partial(catalog.newest_broker_epoch, ONLY_BROKER)
+            ),
             self._record,
             asyncio.Lock(),
             settings.metadata_store_session_timeout_millis / 1000,

@@ -36,7 +36,7 @@ class OpenedStores:
     metadata: NotingStore
     clock: HybridClock
     live: LiveSettings
-    sharing: MetadataSync
+    metadata_sync: MetadataSync
     catalog: Catalog
     ledgers: LedgerStorage
     held: PinnedLedgers
@@ -64,7 +64,7 @@ async def open_stores(
     choice = settings.metadata.sync_choice()
     # The catalog's writes go through it, for what other regions have to learn.
     recording = RecordingStore(metadata, clock, choice.is_synced, lambda: choice.refusal, CALLER.get)
-    sharing = MetadataSync(
+    metadata_sync = MetadataSync(
         store=metadata,
         clock=clock,
         now_ms=scheduler.now_ms,
@@ -92,7 +92,7 @@ async def open_stores(
         metadata=metadata,
         clock=clock,
         live=live,
-        sharing=sharing,
+        metadata_sync=metadata_sync,
         catalog=catalog,
         ledgers=ledgers,
         held=held,

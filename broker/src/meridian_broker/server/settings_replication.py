@@ -51,7 +51,7 @@ class ReplicationSettings:
 
     dispatch_lease_seconds: int = whole(6, 2, 600)
     """For subscriptions with dispatch scope `origin`: how long, in seconds, after a region fails another one takes over
-    its share, and how long after a crash a region waits for its own. Leases are renewed after a third of it, with one
+    its stream, and how long after a crash a region waits for its own. Leases are renewed after a third of it, with one
     message to each region."""
 
     progress_coalesce_millis: int = whole(2, 0, 1000)

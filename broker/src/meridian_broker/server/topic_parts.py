@@ -54,7 +54,7 @@ def broker_parts(
         compaction_resources=CompactionResources(stores.held, asyncio.Lock(), compaction_limits(settings)),
         unfinished=Unfinished(),
         snapshots=lambda: defaults.snapshots,
-        carries_events=stores.sharing.carries_events,
+        carries_events=stores.metadata_sync.carries_events,
     )
 
 

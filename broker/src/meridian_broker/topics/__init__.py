@@ -6,7 +6,7 @@ Other rooms import only these modules of it::
     backfill.gaps  backfill.joining  backfill.questions  backfill.skipping  compaction.compaction
     compaction.compactor  context  cursors.drops  cursors.ports  cursors.rewinding  directory.listing
     directory.patterns  directory.schemas  directory.watching  dispatch.consumer  dispatch.key_ranges
-    dispatch.single  dispatch.types  dispatch_scope.shares  errors  journal.changes  journal.subscription_record
+    dispatch.single  dispatch.types  dispatch_scope.origin_streams  errors  journal.changes  journal.subscription_record
     lifecycle.garbage  lifecycle.labels  lifecycle.parts  lifecycle.termination  lifecycle.unfinished
     lifecycle.unneeded_copies  limits  names  nonpersistent.topic  policies  ports  publishing.access_modes
     publishing.admission  publishing.producer  reopening  retention.backlog_quotas  retention.trimming

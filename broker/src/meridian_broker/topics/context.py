@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from meridian_broker.topics.ports import Exchange, Leasing, Snapshots
 
 
-class Settling(Enum):
-    """How far a topic has settled before a move (``service/settling.py``)."""
+class WindingDown(Enum):
+    """How far a topic is wound down before a move (``service/winding_down.py``)."""
 
     NOT = "not"
     """It is served."""
@@ -133,7 +133,7 @@ class TopicContext:
         """Its last entry, if it was terminated; None: it goes on."""
         self.ends: Mapping[str, Position] = {}
         """Per other region, the last of its entries before that end."""
-        self.settling = Settling.NOT
+        self.winding_down = WindingDown.NOT
         self.failure: str | None = None
         """Why it is not served any more; None: it is."""
         self.reopens = True
@@ -189,9 +189,9 @@ class TopicContext:
 
     # -- what it stops doing --------------------------------------------------------------------------------------
 
-    def settle(self, how_far: Settling) -> None:
+    def wind_down(self, how_far: WindingDown) -> None:
         """The topic is about to move, or the broker to stop."""
-        self.settling = how_far
+        self.winding_down = how_far
 
     def begin_leaving(self) -> None:
         """Its deletion is about to be put on record: admit no clients."""

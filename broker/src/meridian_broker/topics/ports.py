@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topic needs from the broker around it: ownership, the exchange with other regions, leases on shares."""
+"""What a topic needs from the broker around it: ownership, the exchange with other regions, leases on streams."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Protocol
 
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Position, Progress
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import VoterSets
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 
@@ -144,7 +144,7 @@ class Snapshots(Protocol):
 
 
 class Leasing(Protocol):
-    """Grants leases on shares."""
+    """Grants leases on streams."""
 
     def now_ms(self) -> int:
         """A monotonic clock, in milliseconds."""
@@ -157,16 +157,16 @@ class Leasing(Protocol):
         """Why there are no leases for topics of these regions; empty: there are."""
 
     def agree(self, topic: str, subscription: str, /) -> None:
-        """Start to agree on who votes on shares of this subscription."""
+        """Start to agree on who votes on streams of this subscription."""
 
-    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str, /) -> Claim:
-        """Request a lease and keep it renewed. ``won`` and ``lost`` of the share are called with the outcome."""
+    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str, /) -> LeaseRequest:
+        """Request a lease and keep it renewed. ``won`` and ``lost`` of the stream are called with the outcome."""
 
     def unwant(self, stream: Stream, /) -> None:
         """Release it soon, unless it is wanted again."""
 
     def release(self, stream: Stream, /) -> None:
-        """The share is not dispatched here any more: others may have it."""
+        """The stream is not dispatched here any more: others may have it."""
 
     def leave(self, streams: Iterable[Stream], /) -> None:
         """The streams' topic is being closed: release at once those that are held."""
@@ -178,11 +178,11 @@ class Leasing(Protocol):
         """A vote of this region was found."""
 
 
-class DispatchShares(Protocol):
+class DispatchedStreams(Protocol):
     """Dispatch scope ``origin``: which messages of a subscription this region dispatches (R26)."""
 
     @property
-    def held(self) -> Mapping[str, Claim]:
+    def held(self) -> Mapping[str, LeaseRequest]:
         """Origins whose messages are dispatched here while their lease lasts."""
         ...
 
@@ -202,8 +202,8 @@ class DispatchShares(Protocol):
         """The scope changed: request nothing any more."""
         ...
 
-    def won(self, origin: str, lease: Claim) -> None:
-        """The lease on the share was granted."""
+    def won(self, origin: str, lease: LeaseRequest) -> None:
+        """The lease on the stream was granted."""
         ...
 
     def lost(self, origin: str) -> None:

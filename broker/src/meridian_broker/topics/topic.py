@@ -29,7 +29,7 @@ from meridian_broker.topics.compaction.borrowed import BorrowedCompaction, Views
 from meridian_broker.topics.compaction.compaction import Compaction
 from meridian_broker.topics.context import TopicContext, TopicSetup
 from meridian_broker.topics.cursors import seeking
-from meridian_broker.topics.dispatch_scope.shares import follow, leave
+from meridian_broker.topics.dispatch_scope.origin_streams import follow, leave
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import QUARANTINED
 from meridian_broker.topics.limits import TopicLimits

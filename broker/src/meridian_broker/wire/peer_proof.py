@@ -143,7 +143,7 @@ class Answering:
     ) -> None:
         """As for ``Dialling``. :param region: this one."""
         self.dialler = ""
-        """The region that the other side claims to be."""
+        """The region that the other side says it is."""
         self.key = b""
         """Id of the secret to prove; empty before the challenge."""
         self._secrets = tuple(secrets)

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import yaml
 
+from meridian_operator.api.fields import CATEGORY, GROUP, SENTENCE, VERSION, Kind, Model, rule
 from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.metadata_sync_policy import METADATA_SYNC_POLICY
 from meridian_operator.api.replicated_subscription import REPLICATED_SUBSCRIPTION
 from meridian_operator.api.shadow_topic import SHADOW_TOPIC
-from meridian_operator.api.shared import CATEGORY, GROUP, SENTENCE, VERSION, Kind, Model, rule
 
 KINDS: Final = (GEO_TOPIC, SHADOW_TOPIC, REPLICATED_SUBSCRIPTION, METADATA_SYNC_POLICY)
 HEADER: Final = """\

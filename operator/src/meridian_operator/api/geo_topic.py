@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from meridian_operator.api.quantities import Duration, Size
-from meridian_operator.api.shared import (
+from meridian_operator.api.fields import (
     AGE_COLUMN,
     MESSAGE_COLUMN,
     READY_COLUMN,
@@ -26,6 +25,7 @@ from meridian_operator.api.shared import (
     TopicName,
     rule,
 )
+from meridian_operator.api.quantities import Duration, Size
 
 
 class SyncMode(StrEnum):

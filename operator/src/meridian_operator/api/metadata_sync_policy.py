@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from meridian_operator.api.quantities import Duration
-from meridian_operator.api.shared import (
+from meridian_operator.api.fields import (
     AGE_COLUMN,
     MESSAGE_COLUMN,
     READY_COLUMN,
@@ -23,6 +22,7 @@ from meridian_operator.api.shared import (
     StatusModel,
     TopicName,
 )
+from meridian_operator.api.quantities import Duration
 
 Scope = Literal["tenants", "namespaces", "topicPolicies", "partitionedTopics", "schemas", "permissions", "clusters"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
-from meridian_operator.api.shared import Sentence
+from meridian_operator.api.fields import Sentence
 
 DURATION_PATTERN: Final = r"^([0-9]{1,9}ms|[0-9]{1,8}s|[0-9]{1,7}m|[0-9]{1,5}h|[0-9]{1,4}d)+$"
 """Bounded to years: anything longer is a typo and would overflow elsewhere."""

@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from meridian_operator.api.geo_topic import SyncMode
-from meridian_operator.api.quantities import Duration
-from meridian_operator.api.shared import (
+from meridian_operator.api.fields import (
     AGE_COLUMN,
     MESSAGE_COLUMN,
     READY_COLUMN,
@@ -26,6 +24,8 @@ from meridian_operator.api.shared import (
     TopicName,
     rule,
 )
+from meridian_operator.api.geo_topic import SyncMode
+from meridian_operator.api.quantities import Duration
 
 
 class ReplicatedSubscriptionSpec(Model):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from meridian_operator.api.shared import Model, RegionName
+from meridian_operator.api.fields import Model, RegionName
 
 ALL_TENANTS: Final = "*"
 DEFAULT_FILE: Final = "default"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from meridian_operator.api.shared import (
+from meridian_operator.api.fields import (
     AGE_COLUMN,
     MESSAGE_COLUMN,
     READY_COLUMN,

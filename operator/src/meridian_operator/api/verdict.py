@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from meridian_operator.api.shared import StatusModel
+from meridian_operator.api.fields import StatusModel
 
 Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 """UTC, to the second. Sorts by time as text."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from meridian_operator.api.shared import GROUP
+from meridian_operator.api.fields import GROUP
 
 PAUSED: Final = f"{GROUP}/paused"
 """Leave the object alone, even when it is deleted."""

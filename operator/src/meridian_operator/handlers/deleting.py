@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from meridian_operator.api.fields import GROUP, DeletionPolicy
 from meridian_operator.api.settings import ALL_TENANTS
-from meridian_operator.api.shared import GROUP, DeletionPolicy
 from meridian_operator.handlers.annotations import ABANDON, DRY_RUN, PAUSED, abandoned, is_on, value_of
 from meridian_operator.handlers.reporting import Answer, Report
 from meridian_operator.handlers.subject import Spec, Subject, Wish
 from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import Event
-from meridian_operator.plan.claims import ruler
+from meridian_operator.plan.contenders import ruler
 
 FINALIZER: Final = f"{GROUP}/finalizer"
 """Set only on objects that manage their topic and have deletion policy Delete."""
@@ -30,7 +30,7 @@ async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, repor
         return _released(body, None)
     if not wish.is_allowed:
         return _released(body, Event("NothingDeleted", f"{not_allowed(wish)}. {what} is left unchanged", warning=True))
-    first = ruler(subject.claims(wish))
+    first = ruler(subject.contenders(wish))
     if first is not None and first.uid != wish.uid:
         return _released(body, Event("NothingDeleted", f"{first} manages {what}, which is left unchanged"))
     other = subject.heir(wish)
@@ -85,7 +85,7 @@ def farewell_unread(body: Mapping[str, Any], report: Report) -> Answer:
 
 def not_allowed(wish: Wish[Spec]) -> str:
     """Why an object may not do what it specifies."""
-    namespace, _ = wish.claim
+    namespace, _ = wish.full_name
     tenant = wish.tenant
     if tenant == ALL_TENANTS:
         return (

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import kopf
 
+from meridian_operator.api.fields import GROUP, VERSION, Kind, ReconciledStatus
 from meridian_operator.api.geo_topic import GEO_TOPIC, GeoTopicRegion, GeoTopicSpec, GeoTopicStatus, RemoteStatus
-from meridian_operator.api.shared import GROUP, VERSION, Kind, ReconciledStatus
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.plan import geo_topic
-from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.contenders import Contender
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
@@ -22,13 +22,13 @@ RESOURCE: Final = (GROUP, VERSION, GEO_TOPIC.plural)
 
 @kopf.index(*RESOURCE)
 def geo_topics(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
-    """Topic -> claims of the objects that name it."""
-    return {spec.get("topic"): claim_of(meta, GEO_TOPIC)}
+    """Topic -> the objects that name it."""
+    return {spec.get("topic"): contender_of(meta, GEO_TOPIC)}
 
 
-def claim_of(meta: Mapping[str, Any], kind: Kind) -> Claim:
-    """The claim that an object makes by existing."""
-    return Claim(
+def contender_of(meta: Mapping[str, Any], kind: Kind) -> Contender:
+    """An object as a contender for what it names."""
+    return Contender(
         str(meta["creationTimestamp"]),
         meta["namespace"],
         meta["name"],
@@ -47,8 +47,8 @@ class GeoTopics(Subject[GeoTopicSpec]):
     def what(self, wish: Wish[GeoTopicSpec]) -> str:
         return f"topic {wish.spec.topic}"
 
-    def claims(self, wish: Wish[GeoTopicSpec]) -> Iterable[Claim]:
-        """Claims of GeoTopics, and of ShadowTopics in the same regions: a topic is one or the other."""
+    def contenders(self, wish: Wish[GeoTopicSpec]) -> Iterable[Contender]:
+        """GeoTopics, and ShadowTopics in the same regions: a topic is one or the other."""
         regions = {*wish.spec.regions, *wish.history.established}
         shadows = [one for region in regions for one in wish.views.shadow_topics.get((wish.spec.topic, region), ())]
         return [one for one in (*wish.views.geo_topics.get(wish.spec.topic, ()), *shadows) if wish.counts(one)]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import kopf
 
+from meridian_operator.api.fields import GROUP, VERSION, ReconciledStatus
 from meridian_operator.api.metadata_sync_policy import (
     METADATA_SYNC_POLICY,
     MetadataSyncPolicySpec,
@@ -18,12 +19,11 @@ from meridian_operator.api.metadata_sync_policy import (
     PolicyRegion,
 )
 from meridian_operator.api.settings import ALL_TENANTS
-from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
-from meridian_operator.handlers.geo_topics import claim_of
+from meridian_operator.handlers.geo_topics import contender_of
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.handlers.world import World
 from meridian_operator.plan import metadata_sync
-from meridian_operator.plan.claims import Claim, heir
+from meridian_operator.plan.contenders import Contender, heir
 from meridian_operator.plan.observed import CONFLICTS_SHOWN, ConflictSeen, RegionSeen, SyncSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
 
@@ -33,8 +33,8 @@ Sync = Wish[MetadataSyncPolicySpec]
 
 @kopf.index(*RESOURCE)
 def sync_policies(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
-    """Region -> claims of the objects that name it: a region has one event topic."""
-    return {name: claim_of(meta, METADATA_SYNC_POLICY) for name in spec.get("regions", ())}
+    """Region -> the objects that name it: a region has one event topic."""
+    return {name: contender_of(meta, METADATA_SYNC_POLICY) for name in spec.get("regions", ())}
 
 
 class MetadataSyncPolicies(Subject[MetadataSyncPolicySpec]):
@@ -53,24 +53,24 @@ class MetadataSyncPolicies(Subject[MetadataSyncPolicySpec]):
     def what(self, wish: Sync) -> str:
         return f"synchronization of metadata between {', '.join(wish.spec.regions)}"
 
-    def claims(self, wish: Sync) -> Iterable[Claim]:
-        """Claims of the objects that name one of its regions."""
-        found = {claim for name in wish.spec.regions for claim in wish.views.sync_policies.get(name, ())}
-        return [claim for claim in found if wish.counts(claim)]
+    def contenders(self, wish: Sync) -> Iterable[Contender]:
+        """The objects that name one of its regions."""
+        found = {contender for name in wish.spec.regions for contender in wish.views.sync_policies.get(name, ())}
+        return [contender for contender in found if wish.counts(contender)]
 
     def names(self, wish: Sync) -> list[str]:
         return list(wish.spec.regions)
 
-    def heir(self, wish: Sync) -> Claim | None:
+    def heir(self, wish: Sync) -> Contender | None:
         """If other objects name only some of the regions, synchronization ends in the rest."""
         return None if self.ending(wish) else super().heir(wish)
 
     def ending(self, wish: Sync) -> list[str]:
-        claims = wish.views.sync_policies
+        contenders = wish.views.sync_policies
         return [
             name
             for name in wish.spec.regions
-            if heir((one for one in claims.get(name, ()) if wish.counts(one)), wish.uid) is None
+            if heir((one for one in contenders.get(name, ()) if wish.counts(one)), wish.uid) is None
         ]
 
     def place(self, wish: Sync) -> tuple[TopicName, str | None]:

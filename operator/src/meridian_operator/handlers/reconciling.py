@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meridian_operator.api.shared import DeletionPolicy
+from meridian_operator.api.fields import DeletionPolicy
 from meridian_operator.handlers.annotations import DRY_RUN, PAUSED, RECREATE, is_on, value_of
 from meridian_operator.handlers.deleting import FINALIZER, farewell, farewell_unread, not_allowed
 from meridian_operator.handlers.reporting import AGAIN_SECONDS, Answer, Report
 from meridian_operator.handlers.subject import Look, Spec, Subject, Views, Wish
 from meridian_operator.handlers.world import World
-from meridian_operator.plan.claims import ruler
+from meridian_operator.plan.contenders import ruler
 from meridian_operator.plan.history import History
 from meridian_operator.plan.outcome import READY, drifted, judge
 from meridian_operator.plan.verdicts import Row, aligned
@@ -45,7 +45,7 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
         report.verified = aligned(verdict, report.now, world.verdicts.problem)
     if leaving:
         return await farewell(subject, wish, world, report)
-    first = ruler(subject.claims(wish))
+    first = ruler(subject.contenders(wish))
     rules = wish.is_allowed and (first is None or first.uid == wish.uid)
     if holds != (rules and spec.deletion_policy is DeletionPolicy.DELETE):
         # Before anything is created: the deletion must find everything that this object creates.
@@ -80,7 +80,7 @@ async def _reconcile(
         planned = subject.plan(wish, seen)
     judged = judge(planned, names, failures, world.token_warnings(names))
     drift = [change for change in first.changes if not change.warning]
-    findings = [*judged, drifted(drift if history.settled else ())]
+    findings = [*judged, drifted(drift if history.as_specified else ())]
     more, status = subject.report(wish, Look(seen, planned, verdict))
     made_again = history.recreate and not failures
     token = value_of(wish.body, RECREATE)[:64] if made_again else (wish.body.get("status") or {}).get("recreated", "")
@@ -97,7 +97,7 @@ def history_of(body: Mapping[str, Any]) -> History:
         left=tuple(status.get("left") or ()),
         managed=tuple(status.get("managed") or ()),
         silent={str(one["name"]): str(one["since"]) for one in status.get("silent") or ()},
-        settled=ready.get("status") == "True" and ready.get("observedGeneration") == generation,
+        as_specified=ready.get("status") == "True" and ready.get("observedGeneration") == generation,
         recreate=value_of(body, RECREATE)[:64] not in ("", status.get("recreated", "")),
     )
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import kopf
 
+from meridian_operator.api.fields import GROUP, VERSION, ReconciledStatus
 from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.quantities import duration_ms
 from meridian_operator.api.replicated_subscription import (
@@ -19,11 +20,10 @@ from meridian_operator.api.replicated_subscription import (
     SubscriptionRegion,
     Verdict,
 )
-from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
-from meridian_operator.handlers.geo_topics import claim_of
+from meridian_operator.handlers.geo_topics import contender_of
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.plan import replicated_subscription
-from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.contenders import Contender
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
@@ -33,14 +33,14 @@ RESOURCE: Final = (GROUP, VERSION, REPLICATED_SUBSCRIPTION.plural)
 
 @kopf.index(*RESOURCE)
 def replicated_subscriptions(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
-    """(topic, subscription) -> claims of the objects that name it."""
-    return {(spec.get("topic"), spec.get("subscription")): claim_of(meta, REPLICATED_SUBSCRIPTION)}
+    """(topic, subscription) -> the objects that name it."""
+    return {(spec.get("topic"), spec.get("subscription")): contender_of(meta, REPLICATED_SUBSCRIPTION)}
 
 
 @kopf.index(GROUP, VERSION, "geotopics")
 def topic_regions(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
-    """Topic -> claims of the objects that name it, with their regions, for subscriptions that list none."""
-    return {spec.get("topic"): (claim_of(meta, GEO_TOPIC), tuple(spec.get("regions", ())))}
+    """Topic -> the objects that name it, with their regions, for subscriptions that list none."""
+    return {spec.get("topic"): (contender_of(meta, GEO_TOPIC), tuple(spec.get("regions", ())))}
 
 
 class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
@@ -52,9 +52,9 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
     def what(self, wish: Wish[ReplicatedSubscriptionSpec]) -> str:
         return f"subscription {wish.spec.subscription} of {wish.spec.topic}"
 
-    def claims(self, wish: Wish[ReplicatedSubscriptionSpec]) -> Iterable[Claim]:
-        claims = wish.views.replicated_subscriptions.get((wish.spec.topic, wish.spec.subscription), ())
-        return [claim for claim in claims if wish.counts(claim)]
+    def contenders(self, wish: Wish[ReplicatedSubscriptionSpec]) -> Iterable[Contender]:
+        contenders = wish.views.replicated_subscriptions.get((wish.spec.topic, wish.spec.subscription), ())
+        return [contender for contender in contenders if wish.counts(contender)]
 
     def names(self, wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
         return list(wish.spec.regions) if wish.spec.regions is not None else _of_topic(wish)
@@ -97,7 +97,7 @@ def _lost(wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen]) ->
 def _of_topic(wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
     """The regions of the topic's GeoTopics."""
     topics = wish.views.topic_regions.get(wish.spec.topic, ())
-    return sorted({name for claim, names in topics if wish.counts(claim) for name in names})
+    return sorted({name for contender, names in topics if wish.counts(contender) for name in names})
 
 
 def _status(seen: list[RegionSeen], look: Look, history: History, now: str) -> ReplicatedSubscriptionStatus:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from meridian_operator.api.shared import Condition, Status
+from meridian_operator.api.fields import Condition, Status
 from meridian_operator.kube.client import Event
 from meridian_operator.plan.changes import Change
 from meridian_operator.plan.metadata_sync import CATCHING_UP, SYNC_BLOCKED

@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import kopf
 
+from meridian_operator.api.fields import GROUP, VERSION, ReconciledStatus
 from meridian_operator.api.settings import tenant_of
 from meridian_operator.api.shadow_topic import SHADOW_TOPIC, ShadowTopicSpec, ShadowTopicStatus
-from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
-from meridian_operator.handlers.geo_topics import claim_of
+from meridian_operator.handlers.geo_topics import contender_of
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.handlers.world import World
 from meridian_operator.plan import shadow_topic
-from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.contenders import Contender
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
 
@@ -26,8 +26,8 @@ Shadow = Wish[ShadowTopicSpec]
 
 @kopf.index(*RESOURCE)
 def shadow_topics(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
-    """(topic, region) -> claims of the objects that name it."""
-    return {(spec.get("topic"), spec.get("region")): claim_of(meta, SHADOW_TOPIC)}
+    """(topic, region) -> the objects that name it."""
+    return {(spec.get("topic"), spec.get("region")): contender_of(meta, SHADOW_TOPIC)}
 
 
 @kopf.index(GROUP, VERSION, "geotopics")
@@ -55,10 +55,10 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
     def what(self, wish: Shadow) -> str:
         return f"shadow {wish.spec.topic} of {wish.spec.source} in {wish.spec.region}"
 
-    def claims(self, wish: Shadow) -> Iterable[Claim]:
-        """Claims of ShadowTopics and of GeoTopics: a topic is one or the other."""
+    def contenders(self, wish: Shadow) -> Iterable[Contender]:
+        """ShadowTopics and GeoTopics: a topic is one or the other."""
         shadows = wish.views.shadow_topics.get((wish.spec.topic, wish.spec.region), ())
-        return [claim for claim in (*shadows, *wish.views.geo_topics.get(wish.spec.topic, ())) if wish.counts(claim)]
+        return [one for one in (*shadows, *wish.views.geo_topics.get(wish.spec.topic, ())) if wish.counts(one)]
 
     def names(self, wish: Shadow) -> list[str]:
         return [wish.spec.region]
@@ -75,7 +75,7 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
             TopicName.parse(source)
         except ValueError as error:
             return "InvalidSpec", f"source: {error}"
-        tenant, namespace = tenant_of(source), wish.claim[0]
+        tenant, namespace = tenant_of(source), wish.full_name[0]
         if not wish.settings.allows_tenant(namespace, tenant):  # a shadow has every message of its source
             return "TenantNotAllowed", (
                 f"objects in namespace {namespace} may not read topics of tenant {tenant}: add the tenant to "
@@ -111,7 +111,7 @@ def _source(wish: Shadow) -> str | None:
     """The topic that ``spec.source`` names; None: it names a GeoTopic that does not exist."""
     if "/" in wish.spec.source:
         return wish.spec.source
-    named = [one for one in wish.views.geo_topic_names.get((wish.claim[0], wish.spec.source), ()) if one]
+    named = [one for one in wish.views.geo_topic_names.get((wish.full_name[0], wish.spec.source), ()) if one]
     return str(named[0]) if named else None
 
 

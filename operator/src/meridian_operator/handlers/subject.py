@@ -8,13 +8,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from meridian_operator.api.fields import Kind, ReconciledStatus
 from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.api.settings import Settings, tenant_of
 from meridian_operator.api.shadow_topic import ShadowTopicSpec
-from meridian_operator.api.shared import Kind, ReconciledStatus
-from meridian_operator.plan.claims import Claim, heir
+from meridian_operator.plan.contenders import Contender, heir
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
@@ -71,7 +71,7 @@ class Wish(Generic[Spec]):
     """The time, formatted as in conditions."""
 
     @property
-    def claim(self) -> tuple[str, str]:
+    def full_name(self) -> tuple[str, str]:
         """Namespace and name."""
         meta = self.body["metadata"]
         return meta["namespace"], meta["name"]
@@ -86,11 +86,11 @@ class Wish(Generic[Spec]):
     @property
     def is_allowed(self) -> bool:
         """May the object do what it specifies?"""
-        return self.settings.allows_tenant(self.claim[0], self.tenant)
+        return self.settings.allows_tenant(self.full_name[0], self.tenant)
 
-    def counts(self, claim: Claim) -> bool:
-        """Does the object behind another claim still exist, and is it allowed to manage the same tenant?"""
-        return claim.uid not in self.gone and self.settings.allows_tenant(claim.namespace, self.tenant)
+    def counts(self, contender: Contender) -> bool:
+        """Does another contender still exist, and is it allowed to manage the same tenant?"""
+        return contender.uid not in self.gone and self.settings.allows_tenant(contender.namespace, self.tenant)
 
 
 class Subject(ABC, Generic[Spec]):
@@ -114,16 +114,16 @@ class Subject(ABC, Generic[Spec]):
         """The topic or subscription, as it appears in messages."""
 
     @abstractmethod
-    def claims(self, wish: Wish[Spec]) -> Iterable[Claim]:
-        """Claims of all objects that name, and may manage, the same topic or subscription."""
+    def contenders(self, wish: Wish[Spec]) -> Iterable[Contender]:
+        """All objects that name, and may manage, the same topic or subscription."""
 
     @abstractmethod
     def names(self, wish: Wish[Spec]) -> list[str]:
         """The regions that should have it."""
 
-    def heir(self, wish: Wish[Spec]) -> Claim | None:
-        """The claim that takes control of all of it when the object is deleted; None: no other object has one."""
-        return heir(self.claims(wish), wish.uid)
+    def heir(self, wish: Wish[Spec]) -> Contender | None:
+        """The contender that takes control of all of it when the object is deleted; None: there is no other."""
+        return heir(self.contenders(wish), wish.uid)
 
     def ending(self, wish: Wish[Spec]) -> list[str]:
         """The regions where it ends when the object is deleted with policy Delete."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import kopf
 
-from meridian_operator.api.shared import GROUP, VERSION
+from meridian_operator.api.fields import GROUP, VERSION
 from meridian_operator.handlers.geo_topics import GeoTopics
 from meridian_operator.handlers.metadata_sync_policies import MetadataSyncPolicies
 from meridian_operator.handlers.replicated_subscriptions import ReplicatedSubscriptions

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import aiohttp
 import kopf
 
-from meridian_operator.api.shared import GROUP, VERSION
+from meridian_operator.api.fields import GROUP, VERSION
 
 COMPONENT: Final = "meridian-operator"
 CALL_SECONDS: Final = 15.0

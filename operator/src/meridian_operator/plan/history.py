@@ -17,7 +17,7 @@ class History:
     """Regions that were removed from the topic and keep their copy."""
     managed: tuple[str, ...] = ()
     """Policies that this object has set."""
-    settled: bool = False
+    as_specified: bool = False
     """Every region matched the spec of this generation."""
     silent: Mapping[str, str] = field(default_factory=dict)
     """Regions that did not answer, and since when: a time as in conditions."""

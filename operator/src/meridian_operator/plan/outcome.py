@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from meridian_operator.api.shared import Condition
+from meridian_operator.api.fields import Condition
 from meridian_operator.plan.changes import Change
 
 Truth = Literal["True", "False", "Unknown"]
@@ -43,7 +43,7 @@ class Plan:
     """What will resolve by itself, one sentence each."""
 
     @property
-    def settled(self) -> bool:
+    def is_done(self) -> bool:
         return not self.changes and not self.problems and not self.waiting
 
     def first_problems(self) -> dict[str, str]:

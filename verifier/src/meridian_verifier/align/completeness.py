@@ -58,8 +58,8 @@ def _disorder(evidence: Evidence, region: str, held: Stored) -> tuple[list[Findi
     """Entries that are stored twice or in another order than at the origin; and how many legitimately came late.
 
     An entry is behind a newer one when an earlier place of the log holds a later entry. It came *late* if the newer
-    entry did not claim to follow it, but began another stretch of the chain, or was where the region joined. If the
-    newer entry did claim that, it should have been refused: the order is wrong.
+    entry did not say that it follows it, but began another stretch of the chain, or was where the region joined. If the
+    newer entry did say that, it should have been refused: the order is wrong.
     """
     keys = evidence.known.keys
     values, counts = np.unique(held.keys, return_counts=True)

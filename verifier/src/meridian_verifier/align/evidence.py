@@ -62,7 +62,7 @@ class Known:
     """Per region: which entries ``replicate_to`` withholds from it. The origin is never excluded from its own."""
 
     def stretches(self) -> Keys:
-        """Numbers the stretches of the origin's chain: an entry begins a stretch when it claims to follow something
+        """Numbers the stretches of the origin's chain: an entry begins a stretch when it says that it follows something
         earlier than the known entry before it, or nothing at all (R5). Entries that it skipped may come late."""
         begins = self.prev == Coordinates.before_ledger(self.keys)
         begins[1:] |= self.prev[1:] < self.keys[:-1]

@@ -46,7 +46,7 @@ class Reason(StrEnum):
     ENTRY_DOUBLED = "EntryDoubled"
     """One origin is stored twice in a region (R62)."""
     OUT_OF_ORDER = "OutOfOrder"
-    """A region stores an entry after one that claims to follow it (R62)."""
+    """A region stores an entry after one that says it follows it (R62)."""
     ORIGIN_ROLLED_BACK = "OriginRolledBack"
     """A region holds entries of an origin beyond that origin's own end (R5)."""
     SHADOW_INCOMPLETE = "ShadowIncomplete"
@@ -59,7 +59,7 @@ class Reason(StrEnum):
     """The target counts an entry as acked that its origin, a region of Apache Pulsar, still owes, and no region of
     Meridian received that ack (R63)."""
     METADATA_BEHIND = "MetadataBehind"
-    """A path of shared metadata has an older write in the target at S2 than in the source at S1 (R63)."""
+    """A path of synchronized metadata has an older write in the target at S2 than in the source at S1 (R63)."""
     METADATA_MISSING = "MetadataMissing"
     """The target knows nothing of a path that the source had, unchanged, at both snapshots (R63)."""
     METADATA_DIFFERS = "MetadataDiffers"
@@ -137,7 +137,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A subscription's acks in one region along one origin, cut into equal shares of its entries, for drawing."""
+    """A subscription's acks in one region along one origin, cut into equal bins of its entries, for drawing."""
 
     topic: str
     subscription: str
@@ -145,7 +145,7 @@ class Strip:
     region: str
     entries: int
     acked: tuple[int, ...]
-    """Per share, acked entries in percent."""
+    """Per bin, acked entries in percent."""
     dropped: tuple[int, ...]
     missing: tuple[int, ...]
-    """Per share, entries that this region should have but lacks, in percent."""
+    """Per bin, entries that this region should have but lacks, in percent."""

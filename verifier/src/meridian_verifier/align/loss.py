@@ -30,7 +30,7 @@ def _replicated(evidence: Evidence) -> Iterable[tuple[str, str]]:
         yield from ((region, name) for name, cursor in sorted(cursors.items()) if cursor.replicated)
 
 
-def _settled(evidence: Evidence, holder: tuple[str, str]) -> IntervalSet:
+def _acked_or_dropped(evidence: Evidence, holder: tuple[str, str]) -> IntervalSet:
     return evidence.later.get(holder, NOTHING).full | evidence.dropped.get(holder, EMPTY)
 
 
@@ -44,7 +44,7 @@ def passed_unacked(evidence: Evidence, holders: Iterable[Holder]) -> Iterable[Fi
         # A reader of a compacted view passes entries that the view does not contain, unacknowledged.
         unexplained = evidence.passed.get(holder, EMPTY) - evidence.compacted.get(holder, EMPTY)
         passed = held.keys[unexplained.holds(held.local)]
-        lost = passed[~_settled(evidence, holder).holds(passed)]
+        lost = passed[~_acked_or_dropped(evidence, holder).holds(passed)]
         chosen = np.isin(evidence.known.keys, lost)
         found = evidence.finding(Reason.PASSED_UNACKED, subscription, region, region, chosen)
         if found:
@@ -99,7 +99,9 @@ def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
         # Late entries are below the low water; expected or skipped entries were never here.
         gone = IntervalSet.of([evidence.joined(region)], [evidence.low_water(region)])
         gone = gone - evidence.awaited(region) - evidence.skipped(region)
-        chosen = (gone - _settled(evidence, holder)).holds(evidence.known.keys) & evidence.known.meant_for(region)
+        chosen = (gone - _acked_or_dropped(evidence, holder)).holds(evidence.known.keys) & evidence.known.meant_for(
+            region
+        )
         held = evidence.stored.get(region)
         if held is not None:
             chosen &= ~np.isin(evidence.known.keys, held.keys)

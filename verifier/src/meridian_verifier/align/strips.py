@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strip charts of a subscription: along an origin's entries, the share acked, dropped or missing in each region."""
+"""Strip charts of a subscription: along an origin's entries, the fraction acked, dropped or missing in each region."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meridian_verifier.align.intervals import EMPTY, Mask
 
 Weights = NDArray[np.float64]
 
-SHARES: Final = 120
+BINS: Final = 120
 """Columns of a strip: as many as a reader can tell apart across a page."""
 
 
@@ -25,10 +25,10 @@ def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
     count = len(evidence.known.keys)
     if not count:
         return []
-    starts = np.unique(np.linspace(0, count, min(SHARES, count) + 1).astype(np.int64))[:-1]
+    starts = np.unique(np.linspace(0, count, min(BINS, count) + 1).astype(np.int64))[:-1]
     sizes = np.diff(np.append(starts, count))
 
-    def shares(weights: Mask | Weights) -> tuple[int, ...]:
+    def percents(weights: Mask | Weights) -> tuple[int, ...]:
         # Rounded towards the middle: 0 and 100 mean exactly none and exactly all.
         sums = np.add.reduceat(weights.astype(np.float64), starts)
         percent = np.floor(sums * 100 / sizes)
@@ -38,7 +38,7 @@ def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
     for region, state in evidence.world.later.items():
         if evidence.topic not in state.topics:
             continue
-        missing = shares(holes(evidence, region)[0])
+        missing = percents(holes(evidence, region)[0])
         for name in sorted(set(subscriptions) & set(state.topics[evidence.topic].cursors)):
             progress = evidence.later.get((region, name), NOTHING)
             acked = progress.full.holds(evidence.known.keys)
@@ -51,8 +51,8 @@ def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
                     evidence.origin,
                     region,
                     count,
-                    shares(weights),
-                    shares(dropped & ~acked),
+                    percents(weights),
+                    percents(dropped & ~acked),
                     missing,
                 )
             )
@@ -60,7 +60,7 @@ def strips(evidence: Evidence, subscriptions: Collection[str]) -> list[Strip]:
 
 
 def _partly(evidence: Evidence, progress: Acked) -> Weights:
-    """Per known entry, the share of its messages that is acked if not all are."""
+    """Per known entry, the fraction of its messages that is acked if not all are."""
     weights = np.zeros(len(evidence.known.keys), dtype=np.float64)
     for key, partial in progress.partial.items():
         at = int(np.searchsorted(evidence.known.keys, key))

@@ -49,7 +49,7 @@ def page(verdict: Verdict) -> str:
         _holes(verdict),
         _section(
             "Delay between regions",
-            "Share of the messages that had arrived within the given milliseconds after their origin stored them.",
+            "Fraction of the messages that had arrived within the given milliseconds after their origin stored them.",
             lag_curves(verdict.flows) + _flows(verdict),
         ),
     ]

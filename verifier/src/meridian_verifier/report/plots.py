@@ -75,19 +75,19 @@ def _pair_cell(verdict: Verdict, source: str, target: str) -> tuple[str, str, st
 
 
 def strip_rows(strips: Sequence[Strip], regions: Sequence[str]) -> str:
-    """One subscription and origin: a row of shares per region, each share coloured by its state."""
+    """One subscription and origin: a row of bins per region, each bin coloured by its state."""
     by_region = {strip.region: strip for strip in strips}
     shown = [by_region[region] for region in regions if region in by_region]
     width, bar = 720, 16
     height = (bar + 4) * len(shown)
-    parts = [_svg(_LABEL + width, height, "acked shares")]
+    parts = [_svg(_LABEL + width, height, "acked entries")]
     for row, strip in enumerate(shown):
         top = row * (bar + 4)
         parts.append(f'<text x="0" y="{top + 12}" class="small">{html(strip.region)}</text>')
         step = width / max(1, len(strip.acked))
         # Neighbours that look the same are one rectangle: a quiet stream needs a few, not 120.
         start = 0
-        looks = [_share(*shares) for shares in zip(strip.acked, strip.dropped, strip.missing, strict=True)]
+        looks = [_bin(*bins) for bins in zip(strip.acked, strip.dropped, strip.missing, strict=True)]
         for at in range(1, len(looks) + 1):
             if at == len(looks) or looks[at] != looks[start]:
                 kind, percent = looks[start]
@@ -102,7 +102,7 @@ def strip_rows(strips: Sequence[Strip], regions: Sequence[str]) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _share(acked: int, dropped: int, missing: int) -> tuple[str, int]:
+def _bin(acked: int, dropped: int, missing: int) -> tuple[str, int]:
     if missing:
         return "missing", max(missing, 40)
     if dropped:
@@ -115,7 +115,7 @@ def _bar(left: float, top: float, width: float, height: float, kind: str) -> str
 
 
 def lag_curves(flows: Sequence[Flow]) -> str:
-    """For each pair of regions: the share of entries that had arrived within a number of milliseconds."""
+    """For each pair of regions: the fraction of entries that had arrived within a number of milliseconds."""
     drawn = [flow for flow in flows if flow.quantiles_ms][:LINE_STYLES]
     if not drawn:
         return '<p class="faint">No entry is in two regions, so there is no delay to draw.</p>'

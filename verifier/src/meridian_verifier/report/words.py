@@ -25,7 +25,7 @@ MEANINGS: Final = {
     Reason.ENTRY_MISSING: "messages missing in the middle of the target's log",
     Reason.SKIPPED: "not in the target: an administrator dropped them from the replication backlog there, on record",
     Reason.ENTRY_DOUBLED: "the same message stands twice in the region's log",
-    Reason.OUT_OF_ORDER: "the region stores messages after others that claim to follow them",
+    Reason.OUT_OF_ORDER: "the region stores messages after others that say they follow them",
     Reason.ORIGIN_ROLLED_BACK: "the origin no longer has messages that another region received from it",
     Reason.SHADOW_INCOMPLETE: "the shadow lacks messages that its source has",
     Reason.SHADOW_STRANGE: "the shadow shows messages that its source does not have",
@@ -70,7 +70,7 @@ def ranges_text(finding: Finding, shown: int = 3) -> str:
 
 def part_text(topic: str, subscription: str) -> str:
     """What a subject without a subscription is about; empty: it has one."""
-    return "" if subscription else "(shared metadata)" if topic == METADATA else "(its entries)"
+    return "" if subscription else "(synchronized metadata)" if topic == METADATA else "(its entries)"
 
 
 def compared_text(subject: SubjectVerdict) -> str:

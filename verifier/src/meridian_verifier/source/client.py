@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from meridian_verifier.align.shared_metadata import Shared
+from meridian_verifier.align.synced_metadata import Synced
 from meridian_verifier.source.tables import FORMAT
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Taken:
     snapshot: str
     taken_ms: int
     partitions: Mapping[str, int]
-    shared: Shared | None = None
+    synced: Synced | None = None
     """Which metadata the region syncs with others; None: none."""
 
 
@@ -77,7 +77,7 @@ class RegionClient:
                     f"export format {answer['format']}, this verifier reads {FORMAT}: use the verifier of that version"
                 )
             partitions = {str(table): int(count) for table, count in answer["partitions"].items()}
-            return Taken(str(answer["snapshot"]), int(answer["taken_ms"]), partitions, _shared(answer.get("metadata")))
+            return Taken(str(answer["snapshot"]), int(answer["taken_ms"]), partitions, _synced(answer.get("metadata")))
         except _FAULTS as error:
             raise RegionUnreachable(
                 self.region.name, f"no snapshot from {self.region.admin_url}: {said(error)}"
@@ -143,10 +143,10 @@ def https(region: Region) -> urllib.request.HTTPSHandler:
         raise OSError(f"the certificate authorities in {file} cannot be used: {error}") from error
 
 
-def _shared(said: Any) -> Shared | None:
+def _synced(said: Any) -> Synced | None:
     if said is None:
         return None
-    return Shared(str(said["topic"]), frozenset(map(str, said["folders"])), frozenset(map(str, said["regions"])))
+    return Synced(str(said["topic"]), frozenset(map(str, said["folders"])), frozenset(map(str, said["regions"])))
 
 
 class _Watched(io.RawIOBase):

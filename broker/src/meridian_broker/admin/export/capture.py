@@ -256,14 +256,14 @@ class SnapshotWriter:
         region: str,
         values: Iterable[tuple[str, Record]],
         tombstones: Iterable[tuple[str, Record]],
-        is_shared: Callable[[str], bool],
+        is_synced: Callable[[str], bool],
     ) -> dict[str, int]:
         """Write the trailing line. Returns how many partitions each table has.
 
         :param region: this one, which may have no topic.
         :param values: as they are stored.
         :param tombstones: the same, by the paths that were deleted.
-        :param is_shared: whether this region keeps a path equal with others.
+        :param is_synced: whether this region keeps a path equal with others.
         :raises MetadataError: one of them is damaged.
         """
         states = {path: from_store(path, record.value) for path, record in values}
@@ -281,7 +281,7 @@ class SnapshotWriter:
                     "digest": digest,
                     "generation": state.generation,
                     "deleted": state.value is None,
-                    "shared": is_shared(path),
+                    "shared": is_synced(path),
                 }
             )
         line = json.dumps({"region": region, "metadata": listed}, separators=(",", ":"))

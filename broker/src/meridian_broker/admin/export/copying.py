@@ -131,11 +131,11 @@ class Copying:
         """Returns how many partitions each table has. :raises MetadataError: the metadata cannot be read."""
         values, deleted = [], []
         if with_metadata:
-            store, stones = self._state.sharing.store, paths.TOMBSTONES
+            store, stones = self._state.metadata_sync.store, paths.TOMBSTONES
             values = await store.scan(keys.GEO)  # first: what is deleted in between then has a tombstone
             deleted = [(path.removeprefix(stones), record) for path, record in await store.scan(stones + "/")]
-        is_shared = self._state.sharing.choice.is_synced
-        return await asyncio.to_thread(self._writer.finish, self._state.region, values, deleted, is_shared)
+        is_synced = self._state.metadata_sync.choice.is_synced
+        return await asyncio.to_thread(self._writer.finish, self._state.region, values, deleted, is_synced)
 
     async def close(self) -> None:
         """Close the file: nothing more is written."""

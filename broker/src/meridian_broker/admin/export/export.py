@@ -26,11 +26,11 @@ from typing import Any, Final
 from aiohttp import web
 
 from meridian_broker.admin.export.copying import Copying, Names
+from meridian_broker.admin.export.missing_bundles import numbered
 from meridian_broker.admin.export.plan import FORMAT, topic_filter
 from meridian_broker.admin.export.refusals import ExportBusy, ExportFailed, SnapshotGone
 from meridian_broker.admin.export.region import Collecting, Part, admin_url, release
 from meridian_broker.admin.export.relaying import CONTENT_TYPE, Relays, break_off
-from meridian_broker.admin.export.shares import numbered
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.bounds.http import STALLED_SECONDS
 from meridian_broker.gateway.broker_calls import BrokerCalls
@@ -139,7 +139,7 @@ class Exports:
             held = tuple(copying.held)
             kept = Snapshot(copying.path, taken_ms, expires, own, held, tuple(parts), authorization)
             self._keep(kept)
-        return self._answer(kept) | {"metadata": self._shared()}
+        return self._answer(kept) | {"metadata": self._synced()}
 
     async def take_part(self, topics: str | None, bundles: Iterable[Bundle]) -> dict[str, Any]:
         """Take a snapshot of those of the bundles that this broker owns; the answer says which.
@@ -192,14 +192,14 @@ class Exports:
             "partitions": snapshot.partitions,
         }
 
-    def _shared(self) -> dict[str, Any] | None:
+    def _synced(self) -> dict[str, Any] | None:
         """Which metadata this region keeps equal with which others; None: none."""
-        sharing = self._state.sharing
-        session = sharing.session
+        sync = self._state.metadata_sync
+        session = sync.session
         if session is None:
             return None
-        folders = [paths.SCOPES[scope] for scope in sorted(sharing.choice.scopes)]
-        return {"topic": sharing.choice.topic, "folders": folders, "regions": sorted(session.regions())}
+        folders = [paths.SCOPES[scope] for scope in sorted(sync.choice.scopes)]
+        return {"topic": sync.choice.topic, "folders": folders, "regions": sorted(session.regions())}
 
     # -- reading -------------------------------------------------------------------------------------------------
 

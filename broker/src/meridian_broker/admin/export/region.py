@@ -16,16 +16,16 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from meridian_broker.admin.export.copying import Copying, Names
+from meridian_broker.admin.export.missing_bundles import BordersChanged, MissingBundles, parse_bundle
 from meridian_broker.admin.export.plan import FORMAT, TABLES
 from meridian_broker.admin.export.refusals import NotWhole
-from meridian_broker.admin.export.shares import BordersChanged, Shares, parse_bundle
 from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.broker_calls import BrokerAway, BrokerCalls
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership.bundles import Bundle
-from meridian_broker.ownership.claims import NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.owner import BundleOwner, NotServing
 from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.ownership.transactions import NoSuchBundle, OwnedElsewhere
 
 PATH: Final = "/meridian/v1/export"
 PART_SECONDS: Final = 30.0
@@ -73,7 +73,7 @@ class Collecting:
         self._calls = calls
         self._topics = topics
         self._authorization = authorization
-        self._shares = Shares(())
+        self._bundles = MissingBundles(())
         self._problems: dict[Bundle, str] = {}
 
     async def collect(self, copying: Copying, names: Names) -> None:
@@ -87,24 +87,24 @@ class Collecting:
             bundles = await self._owner.bundles(namespace)
             wanted += [bundle for bundle in bundles.every() if names.has(bundle)]
             await asyncio.sleep(0)  # there may be many namespaces
-        self._shares = Shares(wanted)
+        self._bundles = MissingBundles(wanted)
         began = monotonic()
         for number in range(ROUNDS):
             if number:
                 await asyncio.sleep(PAUSES[min(number, len(PAUSES)) - 1])
             await self._round(copying, names)
-            if self._shares.is_whole:
+            if self._bundles.is_whole:
                 return
             if monotonic() - began > PATIENCE_SECONDS:
                 break
-        first = min(self._shares.missing)
+        first = min(self._bundles.missing)
         why = self._problems.get(first, "it keeps moving")
-        more = f", and {len(self._shares.missing) - 1} more" if len(self._shares.missing) > 1 else ""
+        more = f", and {len(self._bundles.missing) - 1} more" if len(self._bundles.missing) > 1 else ""
         raise NotWhole(f"the topics of bundle {first}{more} cannot be exported now: {why}; repeat the request")
 
     async def _round(self, copying: Copying, names: Names) -> None:
         try:
-            self._shares.follow(self._owner.view.bundles)
+            self._bundles.follow(self._owner.view.bundles)
         except BordersChanged as error:
             raise NotWhole(f"during the export, bundle {error}: repeat the request") from None
         records: dict[str, BrokerRecord] = {}
@@ -119,7 +119,7 @@ class Collecting:
             records[found.broker] = found
             return found.broker
 
-        asked = self._shares.by_owner(owner_of)
+        asked = self._bundles.by_owner(owner_of)
         here = asked.pop(self._owner.name, []) if self._owner.name else []
         here += asked.pop("", [])
         asking = [
@@ -146,7 +146,7 @@ class Collecting:
             self._problems[bundle] = str(error)
         else:
             if await copying.bundle(bundle, names.within(bundle)):
-                self._shares.had((bundle,), (bundle,))
+                self._bundles.had((bundle,), (bundle,))
 
     async def _ask(self, broker: BrokerRecord, bundles: list[Bundle]) -> None:
         problem = ""
@@ -162,7 +162,7 @@ class Collecting:
                 raise ValueError("it runs a version that cannot export parts")
             got = [parse_bundle(text) for text in answer["bundles"]]
             part = _part(broker.broker, url, answer) if got else None
-            self._shares.had(bundles, got)
+            self._bundles.had(bundles, got)
             if part is not None:
                 self.parts.append(part)
         except (BrokerAway, NotWhole) as error:

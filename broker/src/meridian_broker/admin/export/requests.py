@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from meridian_broker.admin.export.export import EXPORTS
-from meridian_broker.admin.export.shares import parse_bundle
+from meridian_broker.admin.export.missing_bundles import parse_bundle
 from meridian_broker.admin.http.requests import Refused, answer, body, done, number, part
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.metadata.errors import Invalid

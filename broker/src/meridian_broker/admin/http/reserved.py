@@ -22,7 +22,7 @@ CONFLICT: Final = 409
 
 def refuse_events(request: web.Request, topic: str) -> None:
     """:raises Refused: the topic carries the metadata events of this region."""
-    if state(request).sharing.carries_events(topic):
+    if state(request).metadata_sync.carries_events(topic):
         raise Refused(
             CONFLICT,
             f"{topic} carries the metadata events of this region: choose another topic first (metadataSyncEventTopic), "
@@ -32,7 +32,7 @@ def refuse_events(request: web.Request, topic: str) -> None:
 
 def refuse_namespace_of_events(request: web.Request, namespace: str) -> None:
     """:raises Refused: the topic that carries the metadata events of this region is in this namespace."""
-    chosen = state(request).sharing.choice.topic
+    chosen = state(request).metadata_sync.choice.topic
     if chosen.startswith(f"persistent://{namespace}/"):
         refuse_events(request, chosen)
 

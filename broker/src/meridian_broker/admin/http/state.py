@@ -78,7 +78,7 @@ class AdminState:
     admin_url: Callable[[], str]
     calls: RegionCalls
     """Calls to the admin APIs of other regions."""
-    sharing: MetadataSync
+    metadata_sync: MetadataSync
     """What keeps metadata equal in all regions."""
     guard: Guard
     """Knows the calls of other regions."""

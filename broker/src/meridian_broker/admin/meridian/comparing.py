@@ -33,34 +33,34 @@ async def digest(request: web.Request) -> web.Response:
 
     ``?scopes=``: the scopes that the other region shares, separated by commas."""
     asking, session = _region(request), session_of(request)
-    sharing = state(request).sharing
+    sync = state(request).metadata_sync
     is_replacing = flag(request, "replacing")
-    if not is_replacing and not await sharing.standing.belongs_to(asking, request.query["identity"]):
+    if not is_replacing and not await sync.standing.belongs_to(asking, request.query["identity"]):
         raise Refused(
             409,
-            f"{sharing.region} has shared metadata with another store of region {asking}: if this store replaces it "
+            f"{sync.region} has shared metadata with another store of region {asking}: if this store replaces it "
             f"for good, run `meridian regions replace {asking}` at {asking}, else choose another clusterName; "
-            f"{sharing.region} is compared with this store after that",
+            f"{sync.region} is compared with this store after that",
         )
     if not session.known.is_ready:
-        raise Refused(503, f"{sharing.region} is still reading its metadata")
+        raise Refused(503, f"{sync.region} is still reading its metadata")
     session.comparisons.asked_by(asking)
     asked = paths.region(asking)
-    horizon, mark = await sharing.store.get_many([paths.HORIZON, asked])
-    scopes = sharing.choice.scopes
+    horizon, mark = await sync.store.get_many([paths.HORIZON, asked])
+    scopes = sync.choice.scopes
     if "scopes" in request.query:
         scopes = scopes & frozenset(request.query["scopes"].split(","))
     return answer(
         {
-            "region": sharing.region,
-            "identity": await sharing.standing.identity(),
+            "region": sync.region,
+            "identity": await sync.standing.identity(),
             "scopes": sorted(scopes),
-            "shares": sorted(sharing.choice.scopes),
+            "shares": sorted(sync.choice.scopes),
             "buckets": numbers_json(session.known.buckets(scopes)),
             "horizon": None if horizon is None else list(read_moment(paths.HORIZON, horizon)),
             "mark": None if mark is None else list(read_mark(asked, mark.value)[0]),
             "heard": list(await session.applier.heard_of_all()),
-            "clockMillis": sharing.now_ms(),
+            "clockMillis": sync.now_ms(),
         }
     )
 
@@ -88,12 +88,12 @@ async def listing(request: web.Request) -> web.Response:
 async def states(request: web.Request) -> web.Response:
     """Values and deletions at some paths: ``{"paths": [path, ..]}``."""
     wanted = _list(await body(request, limit=LARGE_BODY_BYTES), "paths", STATES_TOGETHER)
-    sharing, known = state(request).sharing, session_of(request).known
-    if not all(isinstance(path, str) and sharing.choice.is_synced(path) for path in wanted):
+    sync, known = state(request).metadata_sync, session_of(request).known
+    if not all(isinstance(path, str) and sync.choice.is_synced(path) for path in wanted):
         raise Invalid("paths: expected paths in the scopes that this region shares")
-    values = await sharing.store.get_many(wanted)
+    values = await sync.store.get_many(wanted)
     absent = [path for path, one in zip(wanted, values, strict=True) if one is None or known.is_deleted(path)]
-    stones = await sharing.store.get_many([*map(paths.tombstone, absent)])
+    stones = await sync.store.get_many([*map(paths.tombstone, absent)])
     records = dict.fromkeys(map(paths.tombstone, wanted)) | dict(zip(wanted, values, strict=True))
     seen = Seen(records | dict(zip(map(paths.tombstone, absent), stones, strict=True)))
     found = {path: one for path in wanted if (one := seen.state(path)) is not None}
@@ -122,13 +122,13 @@ async def replace(request: web.Request) -> web.Response:
     identity = given.get("identity") if isinstance(given, Mapping) else None
     if not isinstance(identity, str) or not 0 < len(identity) <= 64:
         raise Invalid('expected the body {"identity": text}')
-    await state(request).sharing.standing.give(_region(request), identity)
+    await state(request).metadata_sync.standing.give(_region(request), identity)
     return done()
 
 
 def session_of(request: web.Request) -> Session:
     """:raises Refused: metadata is not synchronized."""
-    session = state(request).sharing.session
+    session = state(request).metadata_sync.session
     if session is None:
         raise Refused(412, f"{state(request).region}: {_OFF}")
     return session

@@ -258,7 +258,7 @@ async def _subscription(admin: AdminState, topics: list[Topic], name: str) -> Js
 async def _part(admin: AdminState, subscription: Subscription) -> Json:
     stands = await backlog_of(subscription, walk=DESCRIBED_WALK)
     peers = lagging.peers(admin, subscription)
-    shared = dispatched(admin, subscription)
+    scope = dispatched(admin, subscription)
     return {
         "replicated": subscription.durable and subscription.replicated,
         "synced": lagging.is_in_step(peers),
@@ -267,7 +267,7 @@ async def _part(admin: AdminState, subscription: Subscription) -> Json:
         "holes": len(stands.holes),
         "consumers": len(subscription.consumers),
         "behind": {peer.region: str(peer.reason) for peer in peers if peer.reason},
-        "scope": shared["dispatch_scope"],
-        "witness": shared.get("witness", ""),
-        "scopeProblem": shared.get("scope_reason") or "",
+        "scope": scope["dispatch_scope"],
+        "witness": scope.get("witness", ""),
+        "scopeProblem": scope.get("scope_reason") or "",
     }

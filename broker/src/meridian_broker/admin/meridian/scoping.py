@@ -12,7 +12,7 @@ from meridian_broker.admin.http.requests import Refused, answer, body, done, par
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.pulsar.subscriptions import named
 from meridian_broker.metadata.errors import Invalid
-from meridian_broker.topics.dispatch_scope import shares
+from meridian_broker.topics.dispatch_scope import origin_streams
 from meridian_broker.topics.journal.subscription_record import LOCAL, ORIGIN
 from meridian_broker.topics.subscriptions.administration import scope_subscription
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -80,7 +80,7 @@ def _check_take_over(subscription: Subscription, origin: str, holder: str) -> No
         raise Refused(412, f"{subscription.name!r} has dispatch scope local: each region already dispatches everything")
     if holder not in subscription.topic.regions():
         raise Refused(412, f"{holder} is not a region of {subscription.topic.name}")
-    if origin not in shares.origins_of(subscription):
+    if origin not in origin_streams.origins_of(subscription):
         raise Refused(412, f"{subscription.topic.name} has no messages of region {origin}")
 
 
@@ -99,7 +99,7 @@ def _check(admin: AdminState, subscription: Subscription, wanted: str | None, wi
         raise Refused(412, f"{subscription.name!r} is not replicated: switch replication on first")
     if any(consumer.read_compacted for consumer in subscription.consumers):
         raise Refused(412, f"{subscription.name!r} is read as a compacted view, which scope origin does not support")
-    objection = shares.elsewhere(topic) or admin.leases.objection(topic.regions(), sure=True)
+    objection = origin_streams.elsewhere(topic) or admin.leases.objection(topic.regions(), sure=True)
     if objection:
         raise Refused(412, f"{topic.name} cannot have dispatch scope origin: {objection}")
 
@@ -109,15 +109,15 @@ def dispatched(admin: AdminState, subscription: Subscription) -> dict[str, Any]:
     record, topic = subscription.record, subscription.topic
     if record.scope != ORIGIN:
         return {"dispatch_scope": LOCAL}
-    objection = shares.objection(subscription)
+    objection = origin_streams.objection(subscription)
     shown: list[dict[str, Any]] = []
-    owed = shares.owed(subscription)
-    for origin in [] if objection else shares.origins_of(subscription):
+    owed = origin_streams.owed(subscription)
+    for origin in [] if objection else origin_streams.origins_of(subscription):
         holder, left_ms, reason = admin.leases.holder_of((topic.name, subscription.name, origin))
         shown.append(
             {
                 "origin": origin,
-                "home": shares.preferred_holder(subscription, origin),
+                "home": origin_streams.preferred_holder(subscription, origin),
                 "dispatched_by": holder,
                 "lease_ms_left": left_ms,
                 "reason": reason,

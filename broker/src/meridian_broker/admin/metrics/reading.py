@@ -61,12 +61,12 @@ async def read(admin: AdminState) -> Reading:
         text = f"Progress exchange: {name.replace('_', ' ')}"
         reading.families.append(_counter(f"meridian_progress_{name}", text, admin.region, value))
     _storage(reading, admin.ledgers.figures())
-    if admin.sharing.session is not None:
-        _sharing(reading, admin.sharing.session)
+    if admin.metadata_sync.session is not None:
+        _metadata_sync(reading, admin.metadata_sync.session)
     return reading
 
 
-def _sharing(reading: Reading, session: Session) -> None:
+def _metadata_sync(reading: Reading, session: Session) -> None:
     applier = session.applier
     reading.put("meridian_metadata_outbox", (), session.owed)
     reading.put("meridian_metadata_conflicts", (), len(session.kept.conflicts))

@@ -19,8 +19,8 @@ from meridian_broker.admin.pulsar import brokers, dealing
 from meridian_broker.gateway.addresses import Addresses, Place
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.ownership.bundles import Bundle, NotDivisible, place_of
-from meridian_broker.ownership.claims import NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.owner import BundleOwner, NotServing
+from meridian_broker.ownership.transactions import NoSuchBundle, OwnedElsewhere
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.service import closing
 from meridian_broker.wire.pulsar import topic_name

@@ -142,8 +142,8 @@ async def _check_empty_elsewhere(
     :param but: these topics are about to be deleted here, and with that in their other regions.
     :raises NotEmpty: a region has topics in it. :raises Refused: a region cannot be asked.
     """
-    session = admin.sharing.session
-    if session is None or not admin.sharing.choice.is_synced(keys.namespace(name)):
+    session = admin.metadata_sync.session
+    if session is None or not admin.metadata_sync.choice.is_synced(keys.namespace(name)):
         return
     path = f"/admin/v2/namespaces/{quote(name)}/topics?mode=ALL"
     for region in sorted(session.regions() - {admin.region}):
@@ -273,7 +273,7 @@ async def _open_topics(request: web.Request) -> list[Topic]:
 async def _all_topics(request: web.Request) -> list[Topic]:
     """All topics but the one that carries metadata events."""
     await _record(request)
-    service, sharing = state(request).service, state(request).sharing
+    service, sync = state(request).service, state(request).metadata_sync
     names = await service.registry.names(namespace_of(request))
-    found = [name for name in names if not sharing.carries_events(name)]
+    found = [name for name in names if not sync.carries_events(name)]
     return [await service.opener.topic(topic_name.parse(name), create=False) async for name in in_turns(found)]

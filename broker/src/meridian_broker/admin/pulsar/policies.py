@@ -109,7 +109,7 @@ async def _others(request: web.Request, place: Place) -> frozenset[str]:
         namespace = namespace_of(request)
         regions, path = (await admin.catalog.namespaces.get(namespace)).replication_clusters, keys.namespace(namespace)
     others = regions - {admin.region} - admin.catalog.pulsar_regions()
-    return others - admin.sharing.regions_sharing(path + "/")
+    return others - admin.metadata_sync.regions_sharing(path + "/")
 
 
 def reading(place: Place, endpoint: Endpoint) -> Handler:

@@ -123,11 +123,13 @@ async def delete(request: web.Request) -> web.Response:
 
 async def check_elsewhere(request: web.Request, found: list[Subscription]) -> None:
     """:raises Refused: a replicated subscription has consumers in another region, or one cannot be asked (R16)."""
-    shared = [subscription for subscription in found if subscription.durable and subscription.record.is_known_elsewhere]
-    if shared:
-        name = topic_name.parse(shared[0].topic.name)
+    replicated = [
+        subscription for subscription in found if subscription.durable and subscription.record.is_known_elsewhere
+    ]
+    if replicated:
+        name = topic_name.parse(replicated[0].topic.name)
         asked = str(name if len(found) == 1 else name.base)
-        objection = await objections(state(request), asked, shared[0].name)
+        objection = await objections(state(request), asked, replicated[0].name)
         if objection is not None:
             raise Refused(412, objection)
 

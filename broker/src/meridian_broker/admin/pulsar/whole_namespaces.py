@@ -67,7 +67,7 @@ async def _topics(request: web.Request, namespace: str) -> list[TopicName]:
     """All topics but the one that carries metadata events."""
     await state(request).catalog.namespaces.get(namespace)
     names = await state(request).service.registry.names(namespace)
-    return [topic_name.parse(name) for name in names if not state(request).sharing.carries_events(name)]
+    return [topic_name.parse(name) for name in names if not state(request).metadata_sync.carries_events(name)]
 
 
 def _there(said: list[Said]) -> list[Said]:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 2.0
 """How long a bookie waits for more to be confirmed."""
-SETTLE_SECONDS: Final = 0.005
+ANNOUNCE_SECONDS: Final = 0.005
 """Pause before bookies are told what is confirmed: in a busy ledger, the next entries do that."""
 RETRY_SECONDS: Final = 0.1
 """Pause after a bookie did not answer, or does not have the ledger; doubled each time, up to the maximum."""
@@ -120,7 +120,7 @@ class Tailing:
             self._context.spawn(self._announce(writing), f"announce the end of ledger {writing.ledger}")
 
     async def _announce(self, writing: Writing) -> None:
-        ledger, pause = writing.ledger, SETTLE_SECONDS
+        ledger, pause = writing.ledger, ANNOUNCE_SECONDS
         try:
             while not writing.is_closed and self._context.writings.get(ledger) is writing:
                 await asyncio.sleep(pause)
@@ -130,7 +130,7 @@ class Tailing:
                 request = write_request(ledger, master_key(writing.metadata.password), confirmed)
                 told = await asyncio.gather(*(self._tell(bookie, request) for bookie in writing.adding.ensemble))
                 if any(told):
-                    self._announced[ledger], pause = confirmed, SETTLE_SECONDS
+                    self._announced[ledger], pause = confirmed, ANNOUNCE_SECONDS
                 else:
                     pause = min(max(2 * pause, RETRY_SECONDS), RETRY_SECONDS_MAX)
         finally:

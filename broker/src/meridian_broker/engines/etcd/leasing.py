@@ -14,7 +14,8 @@ from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
 from meridian_broker.metadata.store import MetadataError
 
 MARGIN = 0.2
-"""Share of a lease's time, at its end, during which the holder must not rely on it: clocks run at different speeds."""
+"""Fraction of a lease's time, at its end, during which the holder must not rely on it: clocks run at different
+speeds."""
 
 
 class EtcdLease:

@@ -16,7 +16,7 @@ from meridian_broker.ledgers.store import LedgerStorageFull
 
 RESERVE_BYTES: Final = 64 << 20
 """Enough for a segment and a checkpoint of a million runs."""
-RESERVE_SHARE: Final = 16
+RESERVE_FRACTION: Final = 16
 """On a small volume, the reserve is one part in this many."""
 
 
@@ -26,7 +26,7 @@ class Room:
     def __init__(self, files: FilePort) -> None:
         """:raises OSError: the volume does not say how large it is."""
         self._files = files
-        self.reserve = min(RESERVE_BYTES, files.space()[1] // RESERVE_SHARE)
+        self.reserve = min(RESERVE_BYTES, files.space()[1] // RESERVE_FRACTION)
 
     def refusal(self) -> LedgerStorageFull | None:
         """Why messages cannot be stored now; None: there is room. A system call of a microsecond, in any thread."""

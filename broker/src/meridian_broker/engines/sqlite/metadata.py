@@ -44,7 +44,7 @@ CHILDREN_PAGE = 512
 """Paths read at once while listing children."""
 
 LEASE_MARGIN = 0.2
-"""Share of a lease's time, at its end, during which the holder must not rely on it."""
+"""Fraction of a lease's time, at its end, during which the holder must not rely on it."""
 
 
 class SqliteMetadataStore:

@@ -126,7 +126,7 @@ class Connection(Outgoing):
         """The same for consumers."""
         self.started = False
         self.proving: tuple[Answering, pb.CommandConnect] | None = None
-        """The handshake of a client that claims to be another region's broker, and its CONNECT."""
+        """The handshake of a client that says it is another region's broker, and its CONNECT."""
         self.is_peer = False
         self.peer_name = ""
         """The region that a peer has proven to be."""

@@ -45,7 +45,7 @@ def connect(connection: Connection, command: Any) -> None:
 
 
 def _challenge(connection: Connection, asked: pb.CommandConnect) -> None:
-    """Prove our region to a client that claims to be a region, and ask for its proof."""
+    """Prove our region to a client that says it is a region, and ask for its proof."""
     if connection.transport is None:
         return
     try:

@@ -49,8 +49,8 @@ class BlockCache:
         waiting = self._waiting.get(key)
         if waiting is not None:
             self.hits += 1
-            shared: BlockContent = await self._answer(waiting.append)
-            return shared
+            content: BlockContent = await self._answer(waiting.append)
+            return content
         self.misses += 1
         self._waiting[key] = []
         answer: object = LedgerUnreadable("reading from the object store was interrupted: retrying")

@@ -184,7 +184,9 @@ async def _fetch(peer: Peer, some: Sequence[str], came: dict[str, Stamped]) -> N
         came |= await peer.states(some)
 
 
-async def settle(comparison: Comparison, peer: Peer, store: RecordingStore, side: str, scopes: Collection[str]) -> int:
+async def decide_for(
+    comparison: Comparison, peer: Peer, store: RecordingStore, side: str, scopes: Collection[str]
+) -> int:
     """Decide the differences in these scopes for one side: its values are written here, with new stamps. Returns their
     number.
 

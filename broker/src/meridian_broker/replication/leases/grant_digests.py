@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Digests of the grants between one voter and one holder, to renew them without naming each stream (R26).
 
-Ten thousand shares are renewed every two seconds although nothing about them changes. So both ends keep the granted
+Ten thousand streams are renewed every two seconds although nothing about them changes. So both ends keep the granted
 requests, divided into parts, with a digest of each part. A renewal carries the digests. Where the voter's own digest is
 the same, the renewal has the effect of a ``LeaseAsk`` with exactly those names, and the answer that of its answer,
 because equal digests mean equal sets. Where it differs, both ends empty that part, and its streams are requested by

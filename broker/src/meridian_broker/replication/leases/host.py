@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import LeaseMessage, Stream
+from meridian_broker.replication.leases.request import LeaseRequest
 
 
 class LeaseHost(Protocol):
-    """The owner of claims."""
+    """Who makes the requests."""
 
     def peer_of(self, voter: str, topic: str) -> str:
         """The peer that answers for a voter on a topic's streams: the voter itself, or that one of its brokers which
@@ -28,11 +28,11 @@ class LeaseHost(Protocol):
     def promised_ms(self, stream: Stream) -> int:
         """How long this region's own vote is promised to another holder."""
 
-    def won(self, claim: Claim) -> None:
-        """The stream is ours until ``claim.until_ms``, which advances with each renewal."""
+    def won(self, request: LeaseRequest) -> None:
+        """The stream is ours until ``request.until_ms``, which advances with each renewal."""
 
-    def lost(self, claim: Claim) -> None:
+    def lost(self, request: LeaseRequest) -> None:
         """The stream is not ours any more. Readers of ``until_ms`` have stopped by themselves."""
 
-    def wanted_back(self, claim: Claim) -> None:
+    def wanted_back(self, request: LeaseRequest) -> None:
         """Its preferred holder requests it: stop, and then ``release`` it. Otherwise the lease expires."""

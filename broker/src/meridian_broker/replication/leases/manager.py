@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from typing import Final, NamedTuple, Protocol
 
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.leases import Leases
 from meridian_broker.replication.leases.messages import (
     ITEMS_MAX,
@@ -33,6 +32,7 @@ from meridian_broker.replication.leases.messages import (
 )
 from meridian_broker.replication.leases.quorums import VoterSets, preferred_among
 from meridian_broker.replication.leases.reconfiguration import Reconfiguration, Subject, VoterDirectory
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.replication.leases.times import LeaseTimes
 from meridian_broker.replication.leases.voter import Vote, VoteBasis, Voter
 from meridian_broker.replication.peers import region_of
@@ -65,11 +65,11 @@ class LeasedTopics(VoterDirectory, Protocol):
     def confirm(self, confirmed: Callable[[], None]) -> None:
         """See ``Ballots.confirm``."""
 
-    def won(self, claim: Claim) -> None: ...
+    def won(self, request: LeaseRequest) -> None: ...
 
-    def lost(self, claim: Claim) -> None: ...
+    def lost(self, request: LeaseRequest) -> None: ...
 
-    def wanted_back(self, claim: Claim) -> None: ...
+    def wanted_back(self, request: LeaseRequest) -> None: ...
 
     def follow_regions(self) -> None:
         """Whether leases are possible may have changed."""
@@ -172,10 +172,10 @@ class LeaseManager:
             return f"{region} has several brokers, and votes only on topics that it has itself"
         return self.objection((region,), sure=True)
 
-    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str) -> Claim:
-        claim = self.leases.want(stream, voter_sets, preferred, self.now_ms())
+    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str) -> LeaseRequest:
+        request = self.leases.want(stream, voter_sets, preferred, self.now_ms())
         self.wake()
-        return claim
+        return request
 
     def agree(self, topic: str, subscription: str) -> None:
         """Start to agree on who votes."""
@@ -197,7 +197,7 @@ class LeaseManager:
 
     def left(self, topics: Container[str]) -> None:
         """This broker does not own these topics any more."""
-        self.leave([stream for stream in self.leases.claims if stream[0] in topics])
+        self.leave([stream for stream in self.leases.requests if stream[0] in topics])
         self.voter.moved(topics)
 
     def release_unwanted(self) -> None:
@@ -211,30 +211,30 @@ class LeaseManager:
 
     def holder_of(self, stream: Stream) -> tuple[str, int, str]:
         """``(region, milliseconds left, reason if there is none)`` as far as this region knows."""
-        now, claim = self.now_ms(), self.leases.claims.get(stream)
-        if claim is not None and claim.until_ms > now:
-            return self._topics.region, claim.until_ms - now, ""
+        now, request = self.now_ms(), self.leases.requests.get(stream)
+        if request is not None and request.until_ms > now:
+            return self._topics.region, request.until_ms - now, ""
         vote = self.voter.promised(stream, now)
         if vote is not None and vote.holder != self.leases.holder:
             return vote.holder.partition("#")[0], vote.until_ms - now, ""
-        return "", 0, self._why_not(claim)
+        return "", 0, self._why_not(request)
 
-    def _why_not(self, claim: Claim | None) -> str:
-        if claim is None or claim.unwanted_ms is not None:
+    def _why_not(self, request: LeaseRequest | None) -> str:
+        if request is None or request.unwanted_ms is not None:
             return "no consumer is connected here, and this region has not voted"
-        known = claim.voter_sets
-        topic = claim.stream[0]
-        if away := [voter for voter in claim.voters if not self.can_ask(self.peer_of(voter, topic))]:
+        known = request.voter_sets
+        topic = request.stream[0]
+        if away := [voter for voter in request.voters if not self.can_ask(self.peer_of(voter, topic))]:
             for _, voters in known.lists:
                 gone = ", ".join(voter for voter in voters if voter in away)
                 if gone and len(voters) == 2 and known.is_committed:
-                    if preferred_among(voters, claim.preferred) != self._topics.region:
+                    if preferred_among(voters, request.preferred) != self._topics.region:
                         return f"{gone} cannot be reached: with two regions, only a command lets one take over"
                 elif len([voter for voter in voters if voter not in away]) < known.enough(voters):
                     return f"no majority of {', '.join(voters)}: {gone} cannot be reached"
-        if lacking := self.reconfiguration.lacking(claim.stream[:2]):
+        if lacking := self.reconfiguration.lacking(request.stream[:2]):
             return f"the list of voters is changing: not confirmed yet by {', '.join(lacking)}"
-        refusals = sorted(f"{voter}: {item.reason} {item.holder}".strip() for voter, item in claim.refusals.items())
+        refusals = sorted(f"{voter}: {item.reason} {item.holder}".strip() for voter, item in request.refusals.items())
         return f"waiting for votes; {'; '.join(refusals)}" if refusals else "waiting for votes"
 
     # -- from links ----------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class LeaseManager:
         times = (self.leases.next_deadline(), self.reconfiguration.next_deadline())
         return min((time for time in times if time is not None), default=None)
 
-    # -- the host of claims --------------------------------------------------------------------------------------
+    # -- the host of requests --------------------------------------------------------------------------------------
 
     def peer_of(self, voter: str, topic: str) -> str:
         return voter if voter == self._topics.region or self.links is None else self.links.peer_of(voter, topic)
@@ -322,14 +322,14 @@ class LeaseManager:
         vote = self.voter.promised(stream, now)
         return 0 if vote is None or vote.holder == self.leases.holder else vote.until_ms - now
 
-    def won(self, claim: Claim) -> None:
-        self._topics.won(claim)
+    def won(self, request: LeaseRequest) -> None:
+        self._topics.won(request)
 
-    def lost(self, claim: Claim) -> None:
-        self._topics.lost(claim)
+    def lost(self, request: LeaseRequest) -> None:
+        self._topics.lost(request)
 
-    def wanted_back(self, claim: Claim) -> None:
-        self._topics.wanted_back(claim)
+    def wanted_back(self, request: LeaseRequest) -> None:
+        self._topics.wanted_back(request)
 
     def _drain(self) -> None:
         """Send releases, in as few messages as possible, and process messages for this region's own vote."""

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.host import LeaseHost
 from meridian_broker.replication.leases.messages import ITEMS_MAX, LeaseAsk
+from meridian_broker.replication.leases.request import LeaseRequest
 
 
 class Questions:
@@ -33,11 +33,11 @@ class Questions:
             del self._asked_ms[next(iter(self._asked_ms))]
         return self.last
 
-    def ask(self, number: int, asking: dict[str, list[Claim]]) -> None:
-        """Ask peers for claims by name."""
-        for peer, claims in sorted(asking.items()):
+    def ask(self, number: int, asking: dict[str, list[LeaseRequest]]) -> None:
+        """Make requests by name."""
+        for peer, requests in sorted(asking.items()):
             if not self._host.can_ask(peer):
                 continue
-            for some in range(0, len(claims), ITEMS_MAX):
-                part = tuple(claim.item for claim in claims[some : some + ITEMS_MAX])
+            for some in range(0, len(requests), ITEMS_MAX):
+                part = tuple(request.item for request in requests[some : some + ITEMS_MAX])
                 self._host.send(peer, LeaseAsk(number, self._holder, self._duration_ms, part))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The voters on the shares of a subscription, while not all of them are known to agree (R26).
+"""The voters on the streams of a subscription, while not all of them are known to agree (R26).
 
 Two majorities of one list of voters intersect, so two regions cannot both have one. Majorities of two lists need not: a
 list that grew from two to three, and a region that was cut off before it learned of that. So, as in joint consensus, a
-new list does not replace the previous one but joins it: a candidate for a share needs enough votes of *each* list in
+new list does not replace the previous one but joins it: a candidate for a stream needs enough votes of *each* list in
 force. That ends once so many voters of one list know the others that no majority of it can form without them. Only then
 is it *committed*:
 
@@ -17,11 +17,11 @@ is it *committed*:
   d``, or another witness, on the other: ``a c`` and ``b d`` are majorities, and neither would learn of the other.
 
 Knowledge is joined: lists by union, the committed stamp by maximum. So regions that disagree about the voters can never
-both have a share; they need each other's consent until they agree. All of it travels in the subscription's
+both have a stream; they need each other's consent until they agree. All of it travels in the subscription's
 record, and to voters without such a record with the question whether they know it.
 
-With two voters a majority is both. There the *preferred holder* of a share needs its own vote alone, any other region
-both, and a list is committed once the preferred holders of all shares know it (``leases.py``).
+With two voters a majority is both. There the *preferred holder* of a stream needs its own vote alone, any other region
+both, and a list is committed once the preferred holders of all streams know it (``leases.py``).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class VoterSets:
         """Whether enough voters of each other list know all lists, so that ``wanted`` alone suffices.
 
         :param heard: voters that have confirmed.
-        :param preferred: for lists of two: the preferred holders of all shares.
+        :param preferred: for lists of two: the preferred holders of all streams.
         """
         if not self.has(wanted):
             return False
@@ -147,7 +147,7 @@ def majority(voters: Voters) -> int:
 
 
 def preferred_among(voters: Voters, preferred: str) -> str:
-    """The preferred holder of a share, within one list of voters."""
+    """The preferred holder of a stream, within one list of voters."""
     return preferred if preferred in voters else voters[0]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agreeing on the voters on the shares of a subscription (R26, ``replication/leases/quorums.py``).
+"""Agreeing on the voters on the streams of a subscription (R26, ``replication/leases/quorums.py``).
 
 A region that knows a list of voters that is not the only one in force asks all members of all its lists whether they
 know them, until enough have confirmed that one list suffices. The question carries its knowledge, so that voters

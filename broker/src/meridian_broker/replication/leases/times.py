@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 CLOCK_RATE: Final = 0.01
-"""Clocks may run faster or slower than true time by this share. Oscillators are a hundred times better."""
+"""Clocks may run faster or slower than true time by this fraction. Oscillators are a hundred times better."""
 TICK_MS: Final = 2
 """Both ends count whole milliseconds."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a holder's claim on a stream: the table of its states and of what happens to it (R26).
+"""What becomes of a holder's request for a stream: the table of its states and of what happens to it (R26).
 
 =====================  ===================  ===================  ===================  ===================
 what happens           idle                 asking               held                 yielding
@@ -23,7 +23,7 @@ from typing import Final
 
 
 class State(Enum):
-    """State of a claim."""
+    """State of a request."""
 
     IDLE = "idle"
     """Not requested at the moment."""
@@ -36,7 +36,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a claim."""
+    """What happens to a request."""
 
     DUE = "due"
     """The time of its next step has come."""
@@ -58,7 +58,7 @@ class Action(Enum):
     """What the holder does."""
 
     ASK = "ask"
-    """Begin an attempt, if enough voters can be reached; the claim stays idle otherwise."""
+    """Begin an attempt, if enough voters can be reached; the request stays idle otherwise."""
     ASK_AGAIN = "ask again"
     """Request it from every voter by name."""
     WIN = "win"

@@ -79,7 +79,7 @@ class Comparing:
     def _followed(self, peer: Peer) -> None:
         """The open topics are known: go on with the round."""
         context = self._context
-        peer.lag.forget(partial(self._is_shared, peer) if context.routes.is_divided else context.digests.has_topic)
+        peer.lag.forget(partial(self._has_topic, peer) if context.routes.is_divided else context.digests.has_topic)
         for topic in list(islice(peer.waiting, RECONSIDERED)):
             context.held(peer, topic)
         if peer.version >= SUMMARY_VERSION:
@@ -90,7 +90,7 @@ class Comparing:
         peer.to_announce = deque(topics)
         self.announce_some(peer)
 
-    def _is_shared(self, peer: Peer, topic: str) -> bool:
+    def _has_topic(self, peer: Peer, topic: str) -> bool:
         return self._context.digests.has_topic(topic) and peer.name in self._context.peers_of(topic)
 
     def announce_some(self, peer: Peer) -> None:

@@ -70,9 +70,9 @@ class Summary:
         """Count some topics again that were not marked as changed."""
         if not self._recount:
             self._recount = list(self._all)
-        share = -(-len(self._all) // RECOUNT_ROUNDS)
-        self._changed.update(self._recount[:share])
-        del self._recount[:share]
+        count = -(-len(self._all) // RECOUNT_ROUNDS)
+        self._changed.update(self._recount[:count])
+        del self._recount[:count]
 
     def count(self, topics: int, subscriptions: int) -> bool:
         """Count up to this many changed topics, or until their subscriptions exceed the limit; the last one may exceed

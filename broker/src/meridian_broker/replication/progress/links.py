@@ -167,7 +167,7 @@ class PeerLinks:
         """How to reach one of the several brokers of a region; None: it is gone."""
         return self._context.routes.broker(peer)
 
-    def is_settling(self, region: str) -> bool:
+    def is_connecting(self, region: str) -> bool:
         """Whether links to a reached region that open topics need are still being opened."""
         peers = [peer for peer in self._peers.values() if peer.region == region]
         if any(peer.is_divided for peer in peers):

@@ -275,7 +275,7 @@ def _is_empty(metadata: pb.MessageMetadata, header: EntryHeader, entry: bytes) -
 
 
 def _messages(entry: bytes) -> int:
-    """The number of messages that an entry claims to have."""
+    """The number of messages that an entry says it has."""
     return int.from_bytes(entry[4:8], "big")
 
 

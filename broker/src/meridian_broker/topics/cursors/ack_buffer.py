@@ -112,10 +112,10 @@ class AckBuffer(CursorState):
             self.changed(confirmed, 1)
             return True
         self._entries += 1
-        claimants = common.claimants
-        if not claimants:
+        participants = common.participants
+        if not participants:
             context.turns.add_first(common)  # before dispatch, which would flush each cursor by itself
-        claimants.append(self)
+        participants.append(self)
         return True
 
     def _is_plain(self) -> bool:
@@ -151,7 +151,7 @@ class AckBuffer(CursorState):
         self.flush()
 
     def make(self, common: CommonAck, following: Origin | None, now_ms: int) -> str | None:
-        """As ``flush``, if nothing is pending but what many acknowledge; they write it together (``Claimant``)."""
+        """As ``flush``, if nothing is pending but what many acknowledge; they write it together (``Participant``)."""
         if self._delta is not common or self._confirmations is not None:
             return None  # flushed before, or more was acknowledged: that is flushed in a turn of its own
         if not self._is_plain():

@@ -33,7 +33,7 @@ def individual(
     :param confirmed: called once it is durable.
     """
     if not cursor.durable:
-        acknowledging.in_memory(cursor, acker, positions, confirmed, is_sharing=cursor.owner.tracks_holders)
+        acknowledging.in_memory(cursor, acker, positions, confirmed, tracks_holders=cursor.owner.tracks_holders)
         return None
     stale = rewinding.stale(cursor, positions)
     if cursor.compacted is not None and positions:
@@ -87,7 +87,7 @@ def cumulative(
         horizon = EARLIEST if compacted is None else compacted.horizon
         position = acknowledging.before_ledger(log, position, max(cursor.mark_delete, horizon))
     if not cursor.durable:
-        acknowledging.in_memory(cursor, acker, [position], confirmed, is_sharing=False)
+        acknowledging.in_memory(cursor, acker, [position], confirmed, tracks_holders=False)
         return None
     last = position
     if part is not None:  # the view may contain it when the log no longer does

@@ -29,7 +29,7 @@ class AckState:
         """It acknowledges everything up to ``position``. Returns the position after which that applies.
 
         Official clients drop what they receive up to their last cumulative acknowledgement: entries sent again after
-        a rewind made elsewhere (R13), or of another region's share (R26). The next cumulative acknowledgement
+        a rewind made elsewhere (R13), or of another region's stream (R26). The next cumulative acknowledgement
         therefore does not concern those. After a client goes back it drops nothing, and the position is reset.
 
         :param in_part: the entry is a batch and only partly acknowledged.

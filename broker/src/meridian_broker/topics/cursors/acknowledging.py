@@ -194,7 +194,7 @@ def _claim_up_to(
     of entries.
     """
     log = cursor.context.log
-    if cursor.owner.share is not None:
+    if cursor.owner.streams is not None:
         yield from _index_of(log, position)
     only = exceptions.only = _covered(cursor, position)
     upto = position if part is None else log.before(position)
@@ -257,11 +257,11 @@ def before_ledger(log: TopicLog, position: Position, floor: Position) -> Positio
 
 def _covered(cursor: Cursor, position: Position) -> frozenset[str] | None:
     """Origins that a cumulative acknowledgement of this entry applies to; None: all."""
-    share, log = cursor.owner.share, cursor.context.log
-    if share is None:
+    streams, log = cursor.owner.streams, cursor.context.log
+    if streams is None:
         return None
     place = log.place(position) if log.holds(position) else None
-    return frozenset() if place is None else share.covered_by(place.region, position)
+    return frozenset() if place is None else streams.covered_by(place.region, position)
 
 
 def in_memory(
@@ -270,12 +270,12 @@ def in_memory(
     positions: list[Position],
     confirmed: Done | None,
     *,
-    is_sharing: bool,
+    tracks_holders: bool,
 ) -> None:
     """Acknowledgements of a reader, which has no progress but only a position in memory."""
     for position in positions:
         cursor.owner.release(acker, position)
-        if not is_sharing and cursor.context.log.holds(position):
+        if not tracks_holders and cursor.context.log.holds(position):
             cursor.mark_delete = max(cursor.mark_delete, position)
     if cursor.context.terminated is not None:
         cursor.owner.dispatch_soon()

@@ -228,16 +228,16 @@ class CompactedReading:
     async def _acknowledge(
         self, epochs: Epochs, positions: list[Position], batches: dict[Position, int], confirmed: Done | None
     ) -> None:
-        claims: list[ViewAck] = []
+        view_acks: list[ViewAck] = []
         for position in positions:
             header, remaining = await self._header(position), batches.get(position, 0)
             if header is None:
-                claim = await self._taken_out(position, remaining)
+                view_ack = await self._taken_out(position, remaining)
             else:
-                claim = self._in_view(position, header, remaining, self._sent.get(position, 0))
-            if claim is not None:
-                claims.append(claim)
-        self._claim(epochs, claims, confirmed)
+                view_ack = self._in_view(position, header, remaining, self._sent.get(position, 0))
+            if view_ack is not None:
+                view_acks.append(view_ack)
+        self._claim(epochs, view_acks, confirmed)
         for position in positions:
             if position not in batches:
                 self._sent.pop(position, None)
@@ -257,17 +257,17 @@ class CompactedReading:
         upto = min(ack.position, self.horizon)
         is_all, after = ack.behind <= self._claimed, max(ack.behind, self._claimed)
         while entries := await self.compaction.read_view(after, SLICE_ENTRIES, SLICE_BYTES):
-            claims: list[ViewAck] = []
+            view_acks: list[ViewAck] = []
             inside = [stored for stored in entries if stored[0] <= upto]
             for position, entry in inside:
                 header = unpack(entry)
                 if position in ack.withheld or self._is_dropped(position, header):
                     continue
                 sent = self._sent.get(position, 0) if ack.held.contains(position) else 0
-                claim = self._in_view(position, header, ack.remaining(position), sent)
-                if claim is not None:
-                    claims.append(claim)
-            self._claim(ack.epoch, claims, None)
+                view_ack = self._in_view(position, header, ack.remaining(position), sent)
+                if view_ack is not None:
+                    view_acks.append(view_ack)
+            self._claim(ack.epoch, view_acks, None)
             if inside:
                 after = inside[-1][0]
                 is_whole = ack.part is None or after != ack.position
@@ -282,18 +282,18 @@ class CompactedReading:
         """Claim what the consumer holds up to a position and is no longer in the view."""
         behind = ack.behind
         while positions := ack.held.taken_out(behind, ack.position, SLICE_ENTRIES):
-            claims: list[ViewAck] = []
+            view_acks: list[ViewAck] = []
             for position in positions:
                 if position in ack.withheld:
                     continue
-                claim = await self._taken_out(position, ack.remaining(position))
+                view_ack = await self._taken_out(position, ack.remaining(position))
                 dropped = self._cursor.dropped
-                if claim is not None and (dropped is None or not dropped.contains(*claim.place[::2])):
-                    claims.append(claim)
+                if view_ack is not None and (dropped is None or not dropped.contains(*view_ack.place[::2])):
+                    view_acks.append(view_ack)
                 if not ack.remaining(position):
                     ack.held.acked(position)
             behind = positions[-1]
-            self._claim(ack.epoch, claims, None)
+            self._claim(ack.epoch, view_acks, None)
             await next_turn(self._cursor.context.scheduler)
 
     async def _header(self, position: Position) -> EntryHeader | None:
@@ -309,7 +309,7 @@ class CompactedReading:
         return None
 
     def _in_view(self, position: Position, header: EntryHeader, remaining: int = 0, sent: int = 0) -> ViewAck | None:
-        """The claim of an entry of the view; the consumer may have been ``sent`` more of it than is left."""
+        """The acknowledgement of an entry of the view; the consumer may have been ``sent`` more of it than is left."""
         if header.flags & NO_ORIGIN:
             return None
         region, origin = self._origin(position, header)
@@ -317,8 +317,8 @@ class CompactedReading:
         return ViewAck(position, Place(region, header.prev, origin), header.messages, having, remaining, header)
 
     async def _taken_out(self, position: Position, remaining: int) -> ViewAck | None:
-        """The claim of an entry that is not in the view: the part that was sent. None: it is nowhere, or was not
-        sent.
+        """The acknowledgement of an entry that is not in the view: the part that was sent. None: it is nowhere, or was
+        not sent.
         """
         topic = self._cursor.context
         if topic.log.holds(position):
@@ -331,16 +331,16 @@ class CompactedReading:
         having = None if messages == 1 else self._sent.get(position, 0)
         return None if having == 0 else ViewAck(position, place, messages, having, remaining)
 
-    def _claim(self, epochs: Epochs, claims: list[ViewAck], confirmed: Done | None) -> None:
+    def _claim(self, epochs: Epochs, view_acks: list[ViewAck], confirmed: Done | None) -> None:
         cursor = self._cursor
         delta = cursor.open_delta()
-        for claim in claims:
-            note(delta, epochs(claim.position), claim)
-        cursor.changed(confirmed, len(claims))
+        for view_ack in view_acks:
+            note(delta, epochs(view_ack.position), view_ack)
+        cursor.changed(confirmed, len(view_acks))
         cursor.flush()
-        for claim in claims:
-            if claim.header is not None and self._is_done(claim.position, claim.header):
-                self._note_done(claim.position, claim.header)
+        for view_ack in view_acks:
+            if view_ack.header is not None and self._is_done(view_ack.position, view_ack.header):
+                self._note_done(view_ack.position, view_ack.header)
         cursor.advance()
 
     # -- seeking -------------------------------------------------------------------------------------------------
@@ -365,8 +365,8 @@ class CompactedReading:
                 if header.flags & NO_ORIGIN:
                     continue
                 if position < target:
-                    if (claim := self._in_view(position, header)) is not None:
-                        note(delta, epoch, claim)
+                    if (view_ack := self._in_view(position, header)) is not None:
+                        note(delta, epoch, view_ack)
                     continue
                 region, origin = self._origin(position, header)
                 low, high = ranges.get(region, (header.prev, origin))

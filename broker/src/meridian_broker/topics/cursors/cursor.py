@@ -88,8 +88,8 @@ class Cursor(AckBuffer):
         if acked or (self.dropped is not None and self.dropped.contains(*origin)):
             self._has_skipped = True
             return True
-        share = self.owner.share
-        return share is not None and not share.holds(region)
+        streams = self.owner.streams
+        return streams is not None and not streams.holds(region)
 
     def is_owed(self, region: str, origin: Position, position: Position | None = None) -> bool:
         """Whether an entry is neither acked, in any region, nor dropped in this one (R14).
@@ -126,14 +126,14 @@ class Cursor(AckBuffer):
 
     def passes(self, place: Place, position: Position) -> bool:
         """Whether a damaged entry need not be waited for: nothing of it is owed here, or it belongs to another
-        region's share.
+        region's stream.
         """
         if not self.durable:
             return position <= self.mark_delete
         if not self.is_owed(place.region, place.origin, position):
             return True
-        share = self.owner.share
-        return share is not None and not share.holds(place.region)
+        streams = self.owner.streams
+        return streams is not None and not streams.holds(place.region)
 
     def remaining(self, position: Position, entry: bytes, messages: int) -> int | None:
         """The messages of a batch to deliver, as bits; None: all."""

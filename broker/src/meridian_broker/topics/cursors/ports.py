@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cursor needs from its surroundings: its subscription, the shares dispatched here, the compacted view."""
+"""What a cursor needs from its surroundings: its subscription, the streams dispatched here, the compacted view."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.cursors.ack_state import AckState
     from meridian_broker.topics.cursors.log_walks import Ranges
     from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
-    from meridian_broker.topics.ports import DispatchShares
+    from meridian_broker.topics.ports import DispatchedStreams
 
 
 class CursorOwner(Protocol):
@@ -32,8 +32,8 @@ class CursorOwner(Protocol):
         ...
 
     @property
-    def share(self) -> DispatchShares | None:
-        """The shares dispatched here; None: every message is dispatched here."""
+    def streams(self) -> DispatchedStreams | None:
+        """The streams dispatched here; None: every message is dispatched here."""
         ...
 
     @property

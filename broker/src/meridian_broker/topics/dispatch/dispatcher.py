@@ -70,7 +70,7 @@ class Dispatcher:
         self._generation = 0
         """Counts rewinds, so that entries read before a rewind are not dispatched after it."""
         self._covered: dict[str, Position] | None = None
-        """Dispatch scope ``origin``, while a share that was taken over is read from its start: how far other origins
+        """Dispatch scope ``origin``, while a stream that was taken over is read from its start: how far other origins
         were read.
         """
 

@@ -4,7 +4,7 @@
 A key's hash, modulo 65,536, is its *slot*. Consumers own slots in one of two ways:
 
 - ``AutoSplit``: consistent hashing. Every consumer has ``POINTS`` points on a ring of slots and owns the arc before
-  each, so a consumer that joins or leaves moves only its own share of the slots.
+  each, so a consumer that joins or leaves moves only its own part of the slots.
 - ``StickyRanges``: each consumer names its slots. No two may name the same slot; a slot that none names has no owner.
 """
 
@@ -21,7 +21,7 @@ from meridian_broker.topics.errors import ConsumerAssignError
 SLOTS: Final = 65536
 """Pulsar's number, because sticky ranges refer to it."""
 POINTS: Final = 100
-"""Points of one consumer on the ring: with three consumers, their shares differ by about a tenth."""
+"""Points of one consumer on the ring: with three consumers, their parts differ by about a tenth."""
 RANGES_MAX: Final = 1000
 """Ranges that one sticky consumer may name. The frame of SUBSCRIBE is bounded, and so must be what is kept of it."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This region's votes on who dispatches a share: what they say, and how they are written down (R26)."""
+"""This region's votes on who dispatches a stream: what they say, and how they are written down (R26)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Votes = dict[str, dict[str, Ballot]]
 
 
 def encode(ballots: Mapping[str, Ballot]) -> bytes:
-    """The record of votes on a subscription's shares, by origin."""
+    """The record of votes on a subscription's streams, by origin."""
     return json.dumps(ballots, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -41,7 +41,7 @@ def replay(votes: Votes, subscription: str, payload: bytes) -> None:
 def snapshot(votes: Votes, known: Collection[str]) -> Iterator[tuple[Kind, str, bytes]]:
     """What the progress log must begin a ledger with.
 
-    :param known: subscriptions of the topic, deleted ones included, because a promise on their shares may still bind.
+    :param known: subscriptions of the topic, deleted ones included, because a promise on their streams may still bind.
         Votes on others are forgotten here, as they are not written again.
     """
     for name in votes.keys() - known:

@@ -61,7 +61,7 @@ class Kind(IntEnum):
     (``topics/publishing/pulsar_places.py``).
     """
     VOTES = 16
-    """To which regions this one has promised shares of a subscription, and for how long
+    """To which regions this one has promised streams of a subscription, and for how long
     (``topics/dispatch_scope/votes.py``).
     """
 

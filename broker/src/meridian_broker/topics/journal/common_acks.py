@@ -27,7 +27,7 @@ REMEMBERED: Final = 64
 Origin = tuple[str, "Position"]
 
 
-class Claimant(Protocol):
+class Participant(Protocol):
     """Who makes such an acknowledgement: a cursor."""
 
     def make(self, common: CommonAck, following: Origin | None, now_ms: int, /) -> str | None:
@@ -63,9 +63,9 @@ class CommonAck:
         "_topic",
         "after",
         "before",
-        "claimants",
         "delta",
         "encoded",
+        "participants",
         "position",
         "region",
         "upto",
@@ -74,7 +74,7 @@ class CommonAck:
     def __init__(self, topic: OfTopic, position: Position, place: Place, before: Position) -> None:
         """:param position: of the last entry, in this region. :param before: the last entry before the first one."""
         self._topic = topic
-        self.claimants: list[Claimant] = []
+        self.participants: list[Participant] = []
         """Those of this turn. The first one has ``next_turn`` called when the turn is over."""
         self.position = position
         self.before = before
@@ -96,21 +96,21 @@ class CommonAck:
         return longer
 
     def next_turn(self) -> None:
-        """The turn in which it was made is over. If one claimant fails, the others go on in another turn."""
-        due, self.claimants = iter(self.claimants), []
+        """The turn in which it was made is over. If one participant fails, the others go on in another turn."""
+        due, self.participants = iter(self.participants), []
         names: list[str] = []
         topic, following = self._topic, self._following()
         now_ms = topic.scheduler.now_ms()
         try:
-            for claimant in due:
-                name = claimant.make(self, following, now_ms)
+            for participant in due:
+                name = participant.make(self, following, now_ms)
                 if name is not None:
                     names.append(name)
         finally:
             if names:
                 topic.progress_log.append_acked(names, self.encoded)
             if left := list(due):
-                self.claimants += left
+                self.participants += left
                 topic.scheduler.defer(self.next_turn)
 
     def _following(self) -> Origin | None:

@@ -64,7 +64,7 @@ class TopicMetadata:
         """The last ledger with messages that was ever recorded."""
         return max([self.record.newest_ledger, *(one.ledger_id for one in self.record.ledgers)])
 
-    async def claim(self, fence: int) -> bool:
+    async def acquire(self, fence: int) -> bool:
         """Read the record and become its owner. Returns whether there is a record.
 
         :raises TopicFenced: a later owner has it.

@@ -62,7 +62,9 @@ async def _forget(parts: BrokerParts, name: TopicName, stamp: Stamp, ends: Mappi
     parts.unfinished.forget(str(name))
 
 
-async def claimed(parts: BrokerParts, name: TopicName, fence: int, with_base: str | None) -> tuple[TopicMetadata, bool]:
+async def acquired(
+    parts: BrokerParts, name: TopicName, fence: int, with_base: str | None
+) -> tuple[TopicMetadata, bool]:
     """The topic's record, this broker's now, and whether there is one; the caller holds its lock.
 
     One whose deletion was begun and not finished, because a broker died or its disk was full, is deleted now. Metadata
@@ -75,7 +77,7 @@ async def claimed(parts: BrokerParts, name: TopicName, fence: int, with_base: st
     :raises LedgerError: what is left of it cannot be deleted.
     """
     metadata = TopicMetadata(parts.catalog, name, parts.new_lock(), parts.scheduler)
-    exists = await metadata.claim(fence)
+    exists = await metadata.acquire(fence)
     record = metadata.record
     deleting = record.deleting
     if with_base and stamp_of(record.incarnation) < Stamp.parse(with_base):

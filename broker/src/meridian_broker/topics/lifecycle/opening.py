@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a topic is opened: claimed, created if that is allowed, and recovered from the metadata and the volume."""
+"""How a topic is opened: acquired, created if that is allowed, and recovered from the metadata and the volume."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def open_topic(
     """
     fence = await parts.ownership.acquire(name)
     base = await _base_of(parts, name)
-    metadata, exists = await deletion.claimed(parts, name, fence, base.deleting)
+    metadata, exists = await deletion.acquired(parts, name, fence, base.deleting)
     if not exists and base.partitions is None and (shadow := parts.catalog.shadows.find(name)) is not None:
         if not parts.ownership.is_sole and parts.scheduler.now_ms() - shadow.made_ms < MAKING_MS:
             raise TopicFenced(f"{name} is being made a shadow of {shadow.source}: look it up again")
@@ -65,7 +65,7 @@ async def open_topic(
         try:
             await metadata.create(fence, joining=parts.is_multi_region(name), created=created, growing_to=growing_to)
         except AlreadyExists:  # the admin API made it meanwhile: it does not wait for openings
-            metadata, exists = await deletion.claimed(parts, name, fence, base.deleting)
+            metadata, exists = await deletion.acquired(parts, name, fence, base.deleting)
             if not exists:
                 raise
     if base.partitions is None:

@@ -11,9 +11,9 @@ Such metadata lacks the ledgers created since, and perhaps whole topics; but eac
 - Newer compacted views (``Compaction.open``), as far as they are complete.
 - Ledgers of a later incarnation: the topic was deleted and created again meanwhile, and the record describes the
   earlier one. The same holds if the record says that the topic was being deleted when the copy was made
-  (``deletion.claimed``). If messages that the record names are still on the volume, they were quarantined (R8), and are
-  quarantined again. Ledgers of an earlier incarnation than the record's, or than the last deletion on record, belong to
-  a topic that no longer exists.
+  (``deletion.acquired``). If messages that the record names are still on the volume, they were quarantined (R8), and
+  are quarantined again. Ledgers of an earlier incarnation than the record's, or than the last deletion on record,
+  belong to a topic that no longer exists.
 - Ledgers with messages that were offloaded since, of which only copies in the object store are left. A topic's last
   ledger is never offloaded, so the copies are looked for only if a newer one was found on the volume. Until the object
   store can be asked, such a topic stays closed: once it has recorded the newer ledger, an earlier one that it lacks

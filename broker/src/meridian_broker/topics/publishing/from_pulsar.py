@@ -33,7 +33,7 @@ from meridian_broker.ledgers.entry import CHUNK, sound_count
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.bitruns import ENTRY_LIMIT
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics.context import Settling
+from meridian_broker.topics.context import WindingDown
 from meridian_broker.topics.entry_metadata import own_entry, unchained_header
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed, TopicError
 from meridian_broker.topics.publishing.pulsar_places import PulsarPlaces
@@ -66,7 +66,7 @@ class FromPulsar:
         region = producer.remote_region
         assert region is not None
         if (
-            self._topic.settling is Settling.IGNORES_MESSAGES
+            self._topic.winding_down is WindingDown.IGNORES_MESSAGES
             or producer.topic.producers.get(producer.name) is not producer
         ):
             producer.port.dropped([send])

@@ -15,7 +15,7 @@ from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.positions.bitruns import ENTRY_LIMIT
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import validation
-from meridian_broker.topics.context import Settling
+from meridian_broker.topics.context import WindingDown
 from meridian_broker.topics.entry_metadata import foreign_header, own_entry
 from meridian_broker.topics.errors import NotAllowed, OriginConflict, ReplicationGap, TopicError
 from meridian_broker.topics.publishing.from_pulsar import FromPulsar
@@ -71,7 +71,7 @@ class Storing:
         The messages are those of one read of the connection, so that the cost per call is shared by all of them.
         """
         topic = self._topic
-        if topic.settling is Settling.IGNORES_MESSAGES:
+        if topic.winding_down is WindingDown.IGNORES_MESSAGES:
             producer.port.dropped(sends)
             return 0
         if topic.is_ended:
@@ -127,7 +127,7 @@ class Storing:
                 self._count_foreign(producer, messages, len(send.body))
             return
         topic, stamp = self._topic, send.origin
-        if topic.settling is Settling.IGNORES_MESSAGES:
+        if topic.winding_down is WindingDown.IGNORES_MESSAGES:
             producer.port.dropped([send])
             return
         if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:

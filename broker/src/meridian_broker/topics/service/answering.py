@@ -44,8 +44,8 @@ async def answer(opener: TopicOpener, asker: str, want: Want) -> Found:
         raise TopicFenced(f"another broker of {opener.parts.region} owns {topic.name}")
     feed = opener.regions.replication.feed(topic.name, asker)
     if feed is not None:
-        shared = count_replicated(topic.subscriptions)
-        feed = feed._replace(end=topic.log.last_confirmed, subscriptions=shared)
+        replicated = count_replicated(topic.subscriptions)
+        feed = feed._replace(end=topic.log.last_confirmed, subscriptions=replicated)
     own = {opener.parts.region} if topic.log.last_own > EARLIEST else set()
     origins = frozenset((topic.log.last_origin.keys() - topic.log.unchained) | own)
     return found._replace(origins=origins, feed=feed, is_outside=is_outside)

@@ -11,7 +11,7 @@ from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.under_way import all_over
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.topics.service.settling import settle
+from meridian_broker.topics.service.winding_down import wind_down
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
     """Close the topic in good order; the next request opens it again."""
     opener.failing.end_pause(str(name), opener.parts.scheduler.monotonic_ms())
     topic = await opener.topic(name, create=False)
-    await settle([topic], opener.parts.scheduler)
+    await wind_down([topic], opener.parts.scheduler)
     has_shadows = bool(topic.shadows.open)
     async with opener.registry.lock(topic.name):
         if opener.registry.topics.get(topic.name) is topic:
@@ -48,7 +48,8 @@ async def _close_shadows(opener: TopicOpener, topic: Topic) -> list[Topic]:
 
 
 async def hand_over(opener: TopicOpener, topic: Topic, reason: str) -> None:
-    """Close a settled topic in good order because another broker is to serve it; one that fails is recovered there.
+    """Close a topic in good order, once it is wound down, because another broker is to serve it; one that fails is
+    recovered there.
 
     Its shadows that stay here are opened again, and follow it there.
     """
@@ -60,9 +61,9 @@ async def hand_over(opener: TopicOpener, topic: Topic, reason: str) -> None:
 
 
 async def send_consumers_away(registry: TopicRegistry) -> None:
-    """Let all topics settle, then disconnect all consumers, and send their acknowledgements to the other regions. No
+    """Wind all topics down, then disconnect all consumers, and send their acknowledgements to the other regions. No
     more topics are opened."""
-    await settle(list(registry.topics.values()), registry.parts.scheduler)
+    await wind_down(list(registry.topics.values()), registry.parts.scheduler)
     registry.close()
     topics = list(registry.topics.values())
     for topic in topics:

@@ -105,7 +105,7 @@ class ExchangeHost:
         return (found := self._subscriptions_of(topic)) is not None and found.has_replicated()
 
     def replicated_in(self, topic: str) -> list[str]:
-        """Its subscriptions that are shared with other regions, deleted ones included."""
+        """Its subscriptions that other regions have, too, deleted ones included."""
         return [] if (found := self._subscriptions_of(topic)) is None else found.replicated()
 
     def merge(

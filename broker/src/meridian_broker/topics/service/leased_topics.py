@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All shares of all topics of a broker, as the leases see them; and the votes of this region (R26).
+"""All streams of all topics of a broker, as the leases see them; and the votes of this region (R26).
 
 A vote is a record in the progress log of its topic: durable in the same group commit as everything else, and fenced
 with the topic, so that a replaced broker cannot vote any more. Where the topic does not live here this region may still
@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import Voters, VoterSets
 from meridian_broker.replication.leases.reconfiguration import Subject
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.replication.leases.voter import VoteBasis
-from meridian_broker.topics.dispatch_scope import shares
+from meridian_broker.topics.dispatch_scope import origin_streams
 from meridian_broker.topics.dispatch_scope.votes import Ballot, encode
 from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.subscription_record import ORIGIN
-from meridian_broker.topics.ports import DispatchShares, Ownership
+from meridian_broker.topics.ports import DispatchedStreams, Ownership
 from meridian_broker.topics.service import scopes
 from meridian_broker.topics.service.witness import WitnessStore
 
@@ -68,14 +68,14 @@ class LeasedTopics:
             witnessed = self.witness.known(stream[:2]) if self._topics.is_served(stream[0]) else None
             return None if witnessed is None else (witnessed, "")
         known = subscription.record.voter_sets
-        return known, shares.preferred_holder(subscription, stream[2]) if known.is_on_pair(self.region) else ""
+        return known, origin_streams.preferred_holder(subscription, stream[2]) if known.is_on_pair(self.region) else ""
 
     def known(self, subject: Subject) -> tuple[VoterSets, Voters] | None:
         """Who votes, as far as known, and who is to vote by this region's own settings."""
         subscription = self._subscription(subject)
-        if subscription is None or subscription.record.scope != ORIGIN or shares.objection(subscription):
+        if subscription is None or subscription.record.scope != ORIGIN or origin_streams.objection(subscription):
             return None
-        return subscription.record.voter_sets, shares.wanted_voters(subscription)
+        return subscription.record.voter_sets, origin_streams.wanted_voters(subscription)
 
     def hear(self, subject: Subject, told: VoterSets, heard: Callable[[VoterSets, Voters], None]) -> None:
         """Join what another region knows about the voters. ``heard`` gets the result once it is on disk."""
@@ -94,16 +94,16 @@ class LeasedTopics:
         known = record.voter_sets.joined(told)
         if known != record.voter_sets:
             subscription.registry.set_voter_sets(subscription, known)
-            shares.follow(subscription)
+            origin_streams.follow(subscription)
             known = subscription.record.voter_sets
-        wanted = shares.wanted_voters(subscription) if record.scope == ORIGIN else ()
+        wanted = origin_streams.wanted_voters(subscription) if record.scope == ORIGIN else ()
         topic.progress_log.when_durable(lambda error: heard(known, wanted) if error is None else None)
 
     def commit(self, subject: Subject, heard: frozenset[str]) -> None:
         """These voters know all that is known here."""
         subscription = self._subscription(subject)
         if subscription is not None:
-            shares.commit(subscription, heard)
+            origin_streams.commit(subscription, heard)
 
     def write_votes(self, votes: list[tuple[Stream, Ballot]], durable: Callable[[list[Stream]], None]) -> None:
         """One record per subscription; ``durable`` is called for each once it is written."""
@@ -140,20 +140,20 @@ class LeasedTopics:
         elif self._ownership.is_valid():
             confirmed()
 
-    def won(self, claim: Claim) -> None:
-        shares = self._shares(claim.stream)
-        if shares is not None:
-            shares.won(claim.stream[2], claim)
+    def won(self, request: LeaseRequest) -> None:
+        streams = self._streams(request.stream)
+        if streams is not None:
+            streams.won(request.stream[2], request)
 
-    def lost(self, claim: Claim) -> None:
-        shares = self._shares(claim.stream)
-        if shares is not None:
-            shares.lost(claim.stream[2])
+    def lost(self, request: LeaseRequest) -> None:
+        streams = self._streams(request.stream)
+        if streams is not None:
+            streams.lost(request.stream[2])
 
-    def wanted_back(self, claim: Claim) -> None:
-        shares = self._shares(claim.stream)
-        if shares is not None:
-            shares.wanted_back(claim.stream[2])
+    def wanted_back(self, request: LeaseRequest) -> None:
+        streams = self._streams(request.stream)
+        if streams is not None:
+            streams.wanted_back(request.stream[2])
 
     def follow_regions(self) -> None:
         """Scopes that are set may be in force now, or not any more."""
@@ -177,16 +177,16 @@ class LeasedTopics:
         return topic.subscriptions.get(subject[1])
 
     def _abstains(self, topic_name: str) -> bool:
-        """Whether a promise on this topic's shares that the disk damaged may still bind."""
+        """Whether a promise on this topic's streams that the disk damaged may still bind."""
         topic = self._topics.topics.get(topic_name)
         if topic is None or topic.leasing is None or not topic.subscription_registry.lost_records.votes_from_ms:
             return False
         return topic.leasing.now_ms() < topic.subscription_registry.lost_records.votes_from_ms
 
-    def _shares(self, stream: Stream) -> DispatchShares | None:
+    def _streams(self, stream: Stream) -> DispatchedStreams | None:
         topic = self._topics.topics.get(stream[0])
         found = None if topic is None or topic.failure is not None else topic.subscriptions.get(stream[1])
-        return None if found is None else found.share
+        return None if found is None else found.streams
 
 
 class _SubscriptionBasis:

@@ -70,15 +70,16 @@ class OffloadRounds:
         turn: AbstractAsyncContextManager[Any],
         is_held: Callable[[int], bool],
         *,
-        is_shared: bool,
+        has_other_owners: bool,
     ) -> None:
         """
         :param turn: held while a ledger is copied.
         :param is_held: whether another process reads a ledger where it was stored.
-        :param is_shared: other brokers of the region own topics, too, and may have offloaded what is ours by now.
+        :param has_other_owners: other brokers of the region own topics, too, and may have offloaded what is ours by
+        now.
         """
         self.offloading = offloading
-        self._is_shared = is_shared
+        self._has_other_owners = has_other_owners
         self._terms: dict[str, int] = {}
         """The fence of the term in which a topic's records were read."""
         self._is_held = is_held
@@ -124,7 +125,7 @@ class OffloadRounds:
         if len(topic.log.counts()) < 2:
             return  # true of most topics: the last ledger stays
         spans = topic.log.spans()
-        if self._is_shared:
+        if self._has_other_owners:
             await self._take_over(topic, spans)
         wanted = [one for one in due(spans, rules, scheduler.now_ms()) if not self.offloading.is_copied(one)]
         for ledger_id in wanted:

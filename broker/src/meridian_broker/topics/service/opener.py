@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from meridian_broker.ledgers.store import LedgerError, LedgerUnreadable
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.topics.context import Settling
+from meridian_broker.topics.context import WindingDown
 from meridian_broker.topics.errors import (
     NotAllowed,
     TopicElsewhere,
@@ -238,7 +238,7 @@ class TopicOpener:
 
     def _fenced(self, topic: Topic) -> None:
         """The topic was fenced: reopen it from its durable state, unless it is being closed."""
-        level = logging.DEBUG if topic.settling is Settling.IGNORES_MESSAGES else logging.WARNING
+        level = logging.DEBUG if topic.winding_down is WindingDown.IGNORES_MESSAGES else logging.WARNING
         log.log(level, "topic %s is fenced: %s", topic.name, topic.failure)
         self.regions.replication.stop(topic.name)
         self._open_again_later(topic)

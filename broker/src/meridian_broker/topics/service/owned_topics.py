@@ -23,7 +23,7 @@ from meridian_broker.ownership.owner import NotServing
 from meridian_broker.ownership.waiting import Waiting
 from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
 from meridian_broker.topics.service import closing
-from meridian_broker.topics.service.settling import settle
+from meridian_broker.topics.service.winding_down import wind_down
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 
@@ -172,7 +172,7 @@ class OwnedTopics:
         opener = self._bound
         try:
             await self._close_non_persistent(bundle, MOVED)
-            await settle(await self._open_in(bundle), opener.parts.scheduler)
+            await wind_down(await self._open_in(bundle), opener.parts.scheduler)
             jobs = [partial(closing.hand_over, opener, topic, MOVED) for topic in await self._open_in(bundle)]
             await run_all(opener.parts.scheduler, jobs, "close a topic of a bundle")
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meridian_broker.topics.dispatch_scope import shares
+from meridian_broker.topics.dispatch_scope import origin_streams
 
 if TYPE_CHECKING:
     from meridian_broker.topics.ports import Leasing
@@ -16,11 +16,11 @@ def follow(topic: Topic) -> None:
     """Apply the records of the topic's subscriptions, and its regions."""
     topic.follow_regions()
     for subscription in list(topic.subscriptions.values()):
-        shares.follow(subscription)
+        origin_streams.follow(subscription)
 
 
 def opened(topic: Topic) -> None:
-    """A topic is served from now on: report this region's votes, and request its shares."""
+    """A topic is served from now on: report this region's votes, and request its streams."""
     if topic.leasing is not None:
         lost = topic.subscription_registry.lost_records
         if lost.may_have_voted:

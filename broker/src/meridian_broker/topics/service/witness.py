@@ -95,7 +95,7 @@ class WitnessStore:
         return self._log is not None and self._log.failure is None
 
     def known(self, subject: Subject) -> VoterSets | None:
-        """Who votes on a subscription's shares; None: this region is not known to be its witness."""
+        """Who votes on a subscription's streams; None: this region is not known to be its witness."""
         if not self.is_open:
             self.open_soon()
             return None
@@ -129,12 +129,12 @@ class WitnessStore:
             self._write(writer, subject, ballots, done)
 
     def votes(self, subject: Subject) -> Mapping[str, Ballot]:
-        """What was written of a subscription's shares, by origin."""
+        """What was written of a subscription's streams, by origin."""
         record = self._records.get(subject)
         return {} if record is None else record.ballots
 
     def basis(self, subject: Subject) -> WitnessBasis | None:
-        """What is known of who votes on its shares; None: this region is not known to be its witness."""
+        """What is known of who votes on its streams; None: this region is not known to be its witness."""
         record = self._records.get(subject)
         return None if record is None else WitnessBasis(self, record, subject)
 
@@ -187,9 +187,9 @@ class WitnessStore:
         metadata = TopicMetadata(parts.catalog, name, parts.new_lock(), parts.scheduler)
         try:
             fence = await parts.ownership.acquire(name)
-            if not await metadata.claim(fence):
+            if not await metadata.acquire(fence):
                 await parts.catalog.topics.put(name, TopicRecord(owner=fence), ABSENT)
-                await metadata.claim(fence)
+                await metadata.acquire(fence)
             store = ProgressLog(parts.store, metadata, fence, parts.scheduler, self._snapshot)
             adopted = await orphans.adopt(parts, name, metadata)
             records: dict[Subject, _Record] = {}

@@ -21,7 +21,7 @@ from meridian_broker.metadata.policy_values import SNAPSHOT
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.snapshots.controller import SnapshotController
 from meridian_broker.replication.snapshots.ports import SnapshotRules, needed
-from meridian_broker.topics.context import Settling
+from meridian_broker.topics.context import WindingDown
 from meridian_broker.topics.entry_metadata import marker_entry
 from meridian_broker.topics.errors import NotAllowed
 from meridian_broker.topics.journal.subscription_record import LOCAL
@@ -315,7 +315,7 @@ class TopicSnapshots:
             done(None)
             self._wake(self)  # it may be tried again
 
-        is_closed = topic.failure is not None or topic.is_ended or topic.settling is not Settling.NOT
+        is_closed = topic.failure is not None or topic.is_ended or topic.winding_down is not WindingDown.NOT
         if is_closed or (backfill is not None and not backfill.is_complete):
             topic.scheduler.defer(not_now)
             return

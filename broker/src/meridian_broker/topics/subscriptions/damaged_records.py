@@ -10,7 +10,7 @@ What such a record said decides what happens next:
   know, also that it was deleted, or deleted and recreated: for a day the subscription follows them. So does one that is
   recreated because only its name can be read in the damaged record of its deletion. Deleting it within that day deletes
   it in all regions: they may share it.
-- A vote (R26): this region votes on no share of the topic until any promise that it may have forgotten is over.
+- A vote (R26): this region votes on no stream of the topic until any promise that it may have forgotten is over.
 - A seek backwards: it is forgotten here. Other regions of a replicated subscription still know it.
 
 Where the head of a damaged record cannot be trusted, an unknown subscription may have been lost. While the topic is *in
@@ -135,7 +135,7 @@ class LostRecords:
 
     def stands_in(self, subscription: Subscription) -> bool:
         """Whether it was created again here and other regions have not reported yet which incarnation the damaged one
-        was, nor whether it was shared.
+        was, nor whether it was replicated.
 
         One that a client created begins with the creation in its record, also after a restart.
         """

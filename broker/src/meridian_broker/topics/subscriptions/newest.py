@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import CHUNK, MARKER, messages
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.context import Settling
+from meridian_broker.topics.context import WindingDown
 
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
@@ -63,6 +63,6 @@ class Newest:
             and self.position is topic.log.last_confirmed
             and topic.failure is None
             and topic.terminated is None
-            and topic.settling is Settling.NOT
+            and topic.winding_down is WindingDown.NOT
             and not topic.log.damage.damaged
         )

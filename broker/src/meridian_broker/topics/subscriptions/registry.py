@@ -91,7 +91,8 @@ class SubscriptionRegistry:
         return bool(self.tombstones) or any(map(_is_known_elsewhere, self.subscriptions.values()))
 
     def progress(self, name: str) -> Progress | None:
-        """The progress that other regions are sent, with this turn's acknowledgements; None: it is not shared.
+        """The progress that other regions are sent, with this turn's acknowledgements; None: it is in this region
+        alone.
 
         In snapshot mode it says only where the subscription begins; what other regions send is still joined.
         """
@@ -103,15 +104,15 @@ class SubscriptionRegistry:
                 return _beginning_of(subscription.cursor.progress)
             subscription.cursor.flush_pending()
             return subscription.cursor.progress
-        record = self._shared_record(name)
+        record = self._replicated_record(name)
         return None if record is None else _nothing(record)
 
     def record(self, name: str) -> bytes | None:
-        """Its encoded record, or its tombstone; None: it is not shared."""
-        record = self._shared_record(name)
+        """Its encoded record, or its tombstone; None: it is in this region alone."""
+        record = self._replicated_record(name)
         return None if record is None else encode_record(record)
 
-    def _shared_record(self, name: str) -> SubscriptionRecord | None:
+    def _replicated_record(self, name: str) -> SubscriptionRecord | None:
         subscription = self.subscriptions.get(name)
         if subscription is not None and _is_known_elsewhere(subscription):
             return subscription.record
@@ -277,7 +278,8 @@ class SubscriptionRegistry:
         subscription.disconnect_consumers()
 
     def _end_local(self, name: str) -> None:
-        """In a replay, the tombstone that follows does not end a subscription that was not shared; this record does."""
+        """In a replay, the tombstone that follows does not end a subscription that was in this region alone; this
+        record does."""
         self._topic.progress_log.append(Kind.REMOVED, name, b"")
 
     def count_gone(self, subscription: Subscription) -> None:
@@ -322,7 +324,7 @@ class SubscriptionRegistry:
         except ValueError as error:
             done(str(error))
             return
-        subscription, grave = self.subscriptions.get(name), self._shared_record(name)
+        subscription, grave = self.subscriptions.get(name), self._replicated_record(name)
         incarnation = grave.deleted if grave is not None else ZERO
         if subscription is None and grave is None:
             done(f"there is no subscription {name!r} here, and its record did not come with the delta")

@@ -147,7 +147,7 @@ class Subscribing:
         self.topic.check_admits()
         subscription.check_open()
         self._check_new_consumer(subscription, kind)
-        if read_compacted and subscription.share is not None:
+        if read_compacted and subscription.streams is not None:
             raise NotAllowed(f"subscription {subscription.name!r} has dispatch scope origin: it reads the whole log")
         now_ms = self.topic.scheduler.now_ms()
         epoch = subscription.cursor.progress.epoch

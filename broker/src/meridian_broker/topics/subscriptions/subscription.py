@@ -16,7 +16,7 @@ from meridian_broker.ledgers.entry import messages as messages_of
 from meridian_broker.ledgers.store import Done
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.context import Settling
+from meridian_broker.topics.context import WindingDown
 from meridian_broker.topics.cursors import ack_commands, acknowledging
 from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
 from meridian_broker.topics.cursors.cursor import Cursor
@@ -30,7 +30,7 @@ from meridian_broker.topics.journal.subscription_record import SubscriptionRecor
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.cursors.ack_state import AckState
-    from meridian_broker.topics.ports import DispatchShares, Exchange
+    from meridian_broker.topics.ports import DispatchedStreams, Exchange
     from meridian_broker.topics.subscriptions.newest import Newest
     from meridian_broker.topics.subscriptions.ports import Registry
 
@@ -51,7 +51,7 @@ class Subscription:
         "pace",
         "record",
         "registry",
-        "share",
+        "streams",
         "topic",
         "type",
         "unacked_messages",
@@ -71,7 +71,7 @@ class Subscription:
         self.record = record
         """Replaced by ``follow_record`` only."""
         self.cursor = Cursor(topic, self, progress, durable)
-        self.share: DispatchShares | None = None
+        self.streams: DispatchedStreams | None = None
         """Set while dispatch scope ``origin`` is in force (R26)."""
         self.entries_dropped = 0
         """Entries dropped without an acknowledgement since the topic was opened (R14)."""
@@ -147,8 +147,10 @@ class Subscription:
                 self._ask_others(self.topic.exchange)
         assert dispatcher is not None
         dispatcher.add(consumer)
-        if self.share is not None:  # if no region could be asked, the barrier was passed before the consumer was added
-            self.share.refresh()
+        if (
+            self.streams is not None
+        ):  # if no region could be asked, the barrier was passed before the consumer was added
+            self.streams.refresh()
         self.dispatch_soon()
 
     def remove_consumer(self, consumer: Consumer) -> None:
@@ -160,18 +162,18 @@ class Subscription:
                 self.last_left_ms = self.topic.scheduler.now_ms()
                 self.dispatcher = None
                 self.barrier = False
-                if self.share is not None:
-                    self.share.refresh()
+                if self.streams is not None:
+                    self.streams.refresh()
 
-    def divide(self, shares: DispatchShares | None) -> None:
+    def divide(self, streams: DispatchedStreams | None) -> None:
         """The dispatch scope changed. What consumers hold may be delivered twice.
 
-        :param shares: the messages to dispatch from now on; None: all.
+        :param streams: the messages to dispatch from now on; None: all.
         """
         self.disconnect_consumers()
-        if self.share is not None:
-            self.share.close()
-        self.share = shares
+        if self.streams is not None:
+            self.streams.close()
+        self.streams = streams
 
     def leave(self, consumer: Consumer) -> None:
         """The consumer left; the subscription of a reader is removed with it."""
@@ -202,8 +204,8 @@ class Subscription:
         self.barrier = False
         if self.dispatcher is not None:
             self.dispatcher.rewind()
-        if self.share is not None:
-            self.share.refresh()
+        if self.streams is not None:
+            self.streams.refresh()
         self.dispatch_soon()
 
     # -- the compacted view --------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ class Subscription:
             return
         if not self.barrier and self.topic.failure is None:
             self.cursor.flush_pending()
-            if self.topic.settling is Settling.NOT and (self.share is None or self.share.held):
+            if self.topic.winding_down is WindingDown.NOT and (self.streams is None or self.streams.held):
                 after = dispatcher.read
                 dispatcher.pump()
                 if newest is not None and dispatcher.read is not after:
@@ -250,7 +252,7 @@ class Subscription:
 
     def _send_newest(self, newest: Newest, dispatcher: Dispatcher) -> bool:
         """Send the newest entry, as ``pump`` and ``send`` would. False: nothing was sent, ask those."""
-        if not newest.may_be_sent() or self.barrier or self.share is not None or self.pace is not None:
+        if not newest.may_be_sent() or self.barrier or self.streams is not None or self.pace is not None:
             return False
         consumer = dispatcher.ready_after(newest.after)
         if consumer is None or not self.cursor.simply_owes(newest.region, newest.origin):

@@ -59,7 +59,7 @@ class MetadataView(NamedTuple):
     compression: int = 0
     """As ``CompressionType`` numbers them; 0: none."""
     uncompressed_bytes: int = 0
-    """Size of the payload before compression, as its producer claims."""
+    """Size of the payload before compression, as its producer states it."""
     event_time_ms: int = 0
     """The application's own time; 0: none."""
     replicate_to: tuple[str, ...] | None = None

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dispatch scope ``origin``: the messages of one subscription that this region dispatches, and no other region (R26).
 
-A *share* is the part of a subscription's messages that were published in one region. A region requests shares while
-it has consumers, its own first. It dispatches a share while it holds the lease on it, and stops by its own clock. A
-share that was acquired starts like a subscription without consumers: with the newest progress of the other regions
-(R20), then from mark-delete. What was read of other shares is not read again. A share that is to be handed back is
-not dispatched any more; acknowledgements of the next moment still reach the other regions before it is released.
+An *origin stream*, stream for short, is the part of a subscription's messages that were published in one region. A
+region requests streams while it has consumers, its own first. It dispatches a stream while it holds the lease on it,
+and stops by its own clock. A stream that was acquired starts like a subscription without consumers: with the newest
+progress of the other regions (R20), then from mark-delete. What was read of other streams is not read again. A stream
+that is to be handed back is not dispatched any more; acknowledgements of the next moment still reach the other regions
+before it is released.
 
 A cumulative acknowledgement names one message. It covers the messages sent before that one: always those of the
-message's own share, and those of another share only if the message was sent after that share was acquired. Otherwise
+message's own stream, and those of another stream only if the message was sent after that stream was acquired. Otherwise
 messages that were passed over until then, and are stored before it, would count as acknowledged although no consumer
 got them.
 """
@@ -18,9 +19,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import Voters, VoterSets, preferred_among
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.topics.ports import Leasing
 
@@ -29,21 +30,21 @@ if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
 DRAIN_SECONDS: Final = 0.2
-"""How long a share that is handed back waits for acknowledgements of what was sent."""
+"""How long a stream that is handed back waits for acknowledgements of what was sent."""
 
 COUNTED_MAX: Final = 20_000
 """Entries after a cursor that are counted for a status request."""
 
 
 def preferred_holder(subscription: Subscription, origin: str) -> str:
-    """The region that dispatches a share as long as it can."""
+    """The region that dispatches a stream as long as it can."""
     regions = subscription.topic.regions()
     preferred = subscription.record.preferred.get(origin, origin)
     return preferred if preferred in regions else min(regions)
 
 
 def wanted_voters(subscription: Subscription) -> Voters:
-    """The regions that are to vote on its shares: those of the topic, and the witness if that makes their
+    """The regions that are to vote on its streams: those of the topic, and the witness if that makes their
     number odd.
     """
     regions = subscription.topic.regions()
@@ -67,7 +68,7 @@ def commit(subscription: Subscription, heard: frozenset[str]) -> None:
 
 
 def leave(subscription: Subscription) -> None:
-    """Another broker of this region is to serve the topic, which dispatches nothing here any more: release the shares
+    """Another broker of this region is to serve the topic, which dispatches nothing here any more: release the streams
     at once.
     """
     leasing = subscription.topic.leasing
@@ -98,7 +99,7 @@ def owed(subscription: Subscription) -> dict[str, int] | None:
     count.
 
     An entry that is owed elsewhere, but not in the region that dispatches it, was dropped there (R14): no consumer
-    gets it while that region holds the share.
+    gets it while that region holds the stream.
     """
     log, cursor = subscription.topic.log, subscription.cursor.mark_delete
     if log.distance(cursor, log.last_confirmed) > COUNTED_MAX:
@@ -139,33 +140,33 @@ def follow(subscription: Subscription) -> None:
     is_in_force = subscription.record.scope == ORIGIN and not objection(subscription)
     if is_in_force and leasing is not None:
         _say_who_votes(subscription, leasing)
-        if subscription.share is None:
-            subscription.divide(Shares(subscription, leasing))
-        if subscription.share is not None:
-            subscription.share.refresh()
-    elif subscription.share is not None:
+        if subscription.streams is None:
+            subscription.divide(OriginStreams(subscription, leasing))
+        if subscription.streams is not None:
+            subscription.streams.refresh()
+    elif subscription.streams is not None:
         subscription.divide(None)
 
 
-class Shares:
-    """The shares of one subscription that this region holds or requests."""
+class OriginStreams:
+    """The streams of one subscription that this region holds or requests."""
 
     __slots__ = ("_begun", "_high", "_leasing", "_preferred", "_subscription", "_wanted", "_wins", "held")
 
     def __init__(self, subscription: Subscription, leasing: Leasing) -> None:
         self._subscription = subscription
         self._leasing = leasing
-        self.held: dict[str, Claim] = {}
+        self.held: dict[str, LeaseRequest] = {}
         """Origins whose messages are dispatched here while their lease lasts."""
         self._wanted: dict[str, tuple[VoterSets, str]] = {}
         """Origin -> voters and preferred holder, as requested."""
         self._preferred: dict[str, str] = {}
-        """Preferred holders as known when the share was first requested, or when the other regions had confirmed a
+        """Preferred holders as known when the stream was first requested, or when the other regions had confirmed a
         change.
         """
         own, end = subscription.topic.region, subscription.topic.log.last_confirmed
         self._begun: dict[str, Position] = {o: end for o in origins_of(subscription) if o != own}
-        """Origin -> how far was read when its share was acquired. What was read before the topic was opened is not
+        """Origin -> how far was read when its stream was acquired. What was read before the topic was opened is not
         known.
         """
         self._high: Position = EARLIEST
@@ -224,7 +225,7 @@ class Shares:
             topic.exchange.flush(topic.name, name, told)
 
     def _again(self) -> None:
-        if self._subscription.share is self:
+        if self._subscription.streams is self:
             self.refresh()
 
     def _stream(self, origin: str) -> Stream:
@@ -239,13 +240,13 @@ class Shares:
 
     # -- outcomes ------------------------------------------------------------------------------------------------
 
-    def won(self, origin: str, lease: Claim) -> None:
-        """The lease was granted: the share is dispatched once the newest progress of the others has arrived (R20)."""
+    def won(self, origin: str, lease: LeaseRequest) -> None:
+        """The lease was granted: the stream is dispatched once the newest progress of the others has arrived (R20)."""
         topic = self._subscription.topic
         self._wins[origin] = win = self._wins.get(origin, 0) + 1
 
         def passed() -> None:
-            is_current = self._wins[origin] == win and self._subscription.share is self
+            is_current = self._wins[origin] == win and self._subscription.streams is self
             if is_current and self._leasing.now_ms() < lease.until_ms:
                 self._begin(origin, lease)
 
@@ -254,7 +255,7 @@ class Shares:
         else:
             topic.exchange.barrier(topic.name, self._subscription.name, passed)
 
-    def _begin(self, origin: str, lease: Claim) -> None:
+    def _begin(self, origin: str, lease: LeaseRequest) -> None:
         others = list(self.held)
         self.held[origin] = lease
         dispatcher = self._subscription.dispatcher
@@ -270,7 +271,7 @@ class Shares:
         self.held.pop(origin, None)
 
     def wanted_back(self, origin: str) -> None:
-        """The preferred holder requests the share: stop, wait for acknowledgements of what is in flight, send them,
+        """The preferred holder requests the stream: stop, wait for acknowledgements of what is in flight, send them,
         release it.
         """
         self.lost(origin)

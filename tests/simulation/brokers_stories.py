@@ -16,7 +16,7 @@ REGION: Final = "us"
 PAST_THE_LEASE_MS: Final = (9_000, 11_000, 16_000, 35_000)
 
 
-class SharedGenerator(Generator):
+class BrokersGenerator(Generator):
     """Draws one story."""
 
     unknown: tuple[str, ...] = ("disks", "doubles")
@@ -72,7 +72,7 @@ class SharedGenerator(Generator):
         counts = [self._brokers.get(region, 0) for region in self.mood.regions]
         return [f"brokers {' '.join(map(str, counts))}", *lines]
 
-    def _shared(self) -> str:
+    def _divided(self) -> str:
         """A region of several brokers."""
         return REGION
 
@@ -89,7 +89,7 @@ class SharedGenerator(Generator):
             self.say(f"tick {self.random.choice((1, 2, 5, 20))}")
 
     def _suspend(self) -> None:
-        region = self._shared()
+        region = self._divided()
         broker = self._broker(region)
         self._under_way(region)
         self.say(f"suspend {region} {broker}")
@@ -110,14 +110,14 @@ class SharedGenerator(Generator):
             self._ack()
 
     def _die(self) -> None:
-        region = self._shared()
+        region = self._divided()
         broker = self._broker(region)
         self._under_way(region)
         self.say(f"die {region} {broker}")
         self._stopped.append((region, broker))
 
     def _leave(self) -> None:
-        region = self._shared()
+        region = self._divided()
         broker = self._broker(region)
         self._under_way(region)
         self.say(f"leave {region} {broker}")
@@ -130,21 +130,21 @@ class SharedGenerator(Generator):
             self.say(f"begin {region} {broker}")
 
     def _hand(self) -> None:
-        region = self._shared()
+        region = self._divided()
         self._under_way(region)
         to = f" {self._broker(region)}" if self.random.random() < 0.7 else ""
         self.say(f"hand {region} {self._topic()}{to}")
         self.say(f"disk {region} 0")
 
     def _divide(self) -> None:
-        region, topic = self._shared(), self._topic()
+        region, topic = self._divided(), self._topic()
         if self.random.random() < 0.3:
             self.say(f"hand {region} {topic}")
             self.say(f"tick {self.random.choice((1, 5, 600))}")
         self.say(f"divide {region} {topic}")
 
     def _isolate(self) -> None:
-        region = self._shared()
+        region = self._divided()
         broker = self._broker(region)
         self.say(f"isolate {region} {broker}")
         if self.random.random() < 0.7:
@@ -153,13 +153,13 @@ class SharedGenerator(Generator):
 
     def _fails(self) -> None:
         kind = self.random.choice(("answer", "answer", "metadata", "write", "read"))
-        self.say(f"fails {self._shared()} {kind} {self.random.randrange(6)} x{self.random.randint(1, 3)}")
+        self.say(f"fails {self._divided()} {kind} {self.random.randrange(6)} x{self.random.randint(1, 3)}")
         if self.random.random() < 0.7:
             self.random.choice((self._hand, self._divide, self._begin, self._leave))()
 
     def _outage(self) -> None:
         """No broker reaches the metadata store, perhaps for longer than a lease."""
-        region = self._shared()
+        region = self._divided()
         self.say(f"metadata {region} away")
         self._produce()
         self.say(f"tick {self.random.choice((1000, *PAST_THE_LEASE_MS))}")
@@ -168,4 +168,4 @@ class SharedGenerator(Generator):
 
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
-    return with_shadows(seed, with_bookies(seed, SharedGenerator(seed).story()))
+    return with_shadows(seed, with_bookies(seed, BrokersGenerator(seed).story()))

@@ -21,7 +21,7 @@ class BordersChanged(Exception):
     """The borders of a namespace's bundles changed. The message completes "its bundle "."""
 
 
-class Shares:
+class MissingBundles:
     """See the module's text."""
 
     def __init__(self, wanted: Iterable[Bundle]) -> None:

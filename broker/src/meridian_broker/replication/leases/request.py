@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A holder's state for one stream (R26): which voters it asked, which promised, and until when it may read."""
+"""A holder's request for one stream (R26): which voters it asked, which promised, and until when it may read."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def quorums_of(voter_sets: VoterSets, preferred: str, me: str) -> Quorums:
 
 
 @dataclass(slots=True)
-class Claim:
-    """The holder's state for one stream."""
+class LeaseRequest:
+    """A holder's request for one stream, from the first attempt until it is not wanted any more."""
 
     stream: Stream
     voter_sets: VoterSets
@@ -41,7 +41,7 @@ class Claim:
     """All voters that are asked."""
     quorums: Quorums = ()
     by_name: set[str] = field(default_factory=set)
-    """Voters not known to have promised the current request: they are asked by name."""
+    """Voters not known to have promised what is requested now: they are asked by name."""
     granted_by: dict[str, str] = field(default_factory=dict)
     """The other voters, each with the peer that answered for it."""
     state: State = State.IDLE
@@ -66,7 +66,7 @@ class Claim:
 
     @property
     def item(self) -> AskItem:
-        """The request sent to voters."""
+        """What voters are sent."""
         return AskItem(self.stream, self.term, self.voter_sets.mark, self.preferred)
 
     def promised_since(self, asked_ms: Mapping[str, int]) -> int | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch scope ``origin`` on a real topic (R26): what is sent is held at that moment, nothing of a newly won share
+"""Dispatch scope ``origin`` on a real topic (R26): what is sent is held at that moment, nothing of a newly won stream
 is skipped, nothing that a consumer has is sent to another, and only what was sent is acknowledged."""
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from meridian_broker.ledgers.entry import FOREIGN, EntryHeader, pack_foreign, pa
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import VoterSets
+from meridian_broker.replication.leases.request import LeaseRequest
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE, KEY_SHARED, SHARED, SubscriptionType
-from meridian_broker.topics.dispatch_scope.shares import DRAIN_SECONDS
+from meridian_broker.topics.dispatch_scope.origin_streams import DRAIN_SECONDS
 from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
@@ -38,7 +38,7 @@ class Leasing:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
-        self.leases: dict[str, Claim] = {}
+        self.leases: dict[str, LeaseRequest] = {}
         self.released: list[str] = []
 
     def objection(self, regions: object) -> str:
@@ -47,8 +47,8 @@ class Leasing:
     def agree(self, topic: str, subscription: str) -> None:
         """These tests have no voters."""
 
-    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str) -> Claim:
-        return self.leases.setdefault(stream[2], Claim(stream, voter_sets, preferred))
+    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str) -> LeaseRequest:
+        return self.leases.setdefault(stream[2], LeaseRequest(stream, voter_sets, preferred))
 
     def unwant(self, stream: Stream) -> None:
         """Nobody else asks for it in these tests."""
@@ -118,27 +118,27 @@ class Shared(DispatchWorld):
         topic.regions = lambda: frozenset(ORIGINS)
         subscription.follow_record(replace(subscription.record, replicated=True))
         topic.subscription_registry.set_scope(subscription, ORIGIN, {})
-        assert subscription.share is not None
+        assert subscription.streams is not None
 
     def win(self, choice: int) -> None:
         origin = ORIGINS[choice % 2]
         lease = self.leasing.leases.get(origin)
-        share = self.subscription.share
-        if lease is not None and share is not None and lease.until_ms == 0:
+        streams = self.subscription.streams
+        if lease is not None and streams is not None and lease.until_ms == 0:
             lease.until_ms = self.scheduler.ms + DURATION_MS
-            share.won(origin, lease)
+            streams.won(origin, lease)
 
     def lose(self, choice: int) -> None:
         origin = ORIGINS[choice % 2]
-        lease, share = self.leasing.leases.get(origin), self.subscription.share
-        if lease is not None and share is not None and lease.until_ms:
+        lease, streams = self.leasing.leases.get(origin), self.subscription.streams
+        if lease is not None and streams is not None and lease.until_ms:
             lease.until_ms = 0
-            share.lost(origin)
+            streams.lost(origin)
 
     def deliver(self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, _: int | None) -> None:
-        assert self.scheduler.ms < self.leasing.leases[began(position)].until_ms, "the share is not held"
+        assert self.scheduler.ms < self.leasing.leases[began(position)].until_ms, "the stream is not held"
         if self.kind in (SHARED, KEY_SHARED):
-            # What was given back while the share was not held is counted again.
+            # What was given back while the stream was not held is counted again.
             assert redeliveries <= self.given_back[position]
             self.given_back[position] = redeliveries
             super().deliver(consumer, position, entry, redeliveries, _)
@@ -244,7 +244,7 @@ async def test_nothing_is_sent_after_the_lease_expired_unnoticed(ten: list[Messa
 
 
 async def test_a_cumulative_acknowledgement_covers_what_was_sent_before(ten: list[Message]) -> None:
-    """Entry 8 was sent before any entry of the other share: acknowledging it says nothing about those."""
+    """Entry 8 was sent before any entry of the other stream: acknowledging it says nothing about those."""
     async with opened(EXCLUSIVE, ten) as world:
         world.join(0)
         (consumer,) = world.consumers
@@ -295,9 +295,9 @@ async def test_a_share_that_its_preferred_holder_wants_back_is_not_sent_and_soon
         world.win(1)
         world.consumers[0].flow(2)
         await world.settle()
-        share = world.subscription.share
-        assert share is not None
-        share.wanted_back("there")
+        streams = world.subscription.streams
+        assert streams is not None
+        streams.wanted_back("there")
         world.consumers[0].flow(100)
         world.give_back(0)
         await world.settle()

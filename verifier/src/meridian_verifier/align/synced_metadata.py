@@ -50,7 +50,7 @@ Known = Mapping[str, Written]
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class Synced:
     """Which metadata a region syncs with which regions."""
 
     topic: str
@@ -77,12 +77,12 @@ def differences(source: str, target: str, first: Known, still: Known, second: Kn
             yield _finding(Reason.METADATA_DIFFERS, source, target, path, before, now)
 
 
-def pairs(shared: Mapping[str, Shared]) -> dict[tuple[str, str], frozenset[str]]:
+def pairs(synced: Mapping[str, Synced]) -> dict[tuple[str, str], frozenset[str]]:
     """Regions that sync metadata, each pair in both directions, and the folders that both of them share."""
     return {
         (source, target): one.folders & other.folders
-        for source, one in shared.items()
-        for target, other in shared.items()
+        for source, one in synced.items()
+        for target, other in synced.items()
         if source != target and one.topic == other.topic and target in one.regions and source in other.regions
         if one.folders & other.folders
     }

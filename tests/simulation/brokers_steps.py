@@ -19,43 +19,43 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership.bundles import NotDivisible
 from meridian_broker.ownership.owner import NotServing
 from meridian_broker.wire.pulsar import topic_name
+from simulation.brokers_region import BrokersRegion
 from simulation.names import full_name
-from simulation.shared_region import SharedRegion
 from simulation.teller import StoryError, Teller
 
 if TYPE_CHECKING:
     from meridian_broker.ownership.bundles import Bundle
-    from simulation.shared_region import SharingBroker
+    from simulation.brokers_region import OwningBroker
 
-    Step = Callable[[SharingBroker, Bundle], Awaitable[None]]
+    Step = Callable[[OwningBroker, Bundle], Awaitable[None]]
 
 
-class SharedSteps(Teller):
+class BrokersSteps(Teller):
     """See the module's text. A part of ``story.Story``."""
 
-    def _shared(self, region: str) -> SharedRegion:
+    def _of_brokers(self, region: str) -> BrokersRegion:
         home = self.world.regions[region]
-        if not isinstance(home, SharedRegion):
+        if not isinstance(home, BrokersRegion):
             raise StoryError(f"{region} has one broker: begin with: brokers 2")
         self.world.trouble()
         return home
 
     def do_suspend(self, region: str, broker: str) -> None:
-        self._shared(region).suspend(broker)
+        self._of_brokers(region).suspend(broker)
 
     def do_resume(self, region: str, broker: str) -> None:
-        self._shared(region).resume(broker)
+        self._of_brokers(region).resume(broker)
 
     def do_die(self, region: str, broker: str) -> None:
-        home = self._shared(region)
+        home = self._of_brokers(region)
         home.kill(broker)
         self.world.model.crashed(home)
 
     def do_begin(self, region: str, broker: str) -> None:
-        self._shared(region).start_one(broker)
+        self._of_brokers(region).start_one(broker)
 
     def do_leave(self, region: str, broker: str) -> None:
-        found = self._shared(region).running(broker)
+        found = self._of_brokers(region).running(broker)
         if found is None or not found.ready or found.is_leaving:
             self.say(f"{broker} is not up")
             return
@@ -69,7 +69,7 @@ class SharedSteps(Teller):
         self._with_owner(region, topic, lambda broker, bundle: broker.owner.split(bundle, bundle.middle))
 
     def _with_owner(self, region: str, topic: str, do: Step) -> None:
-        owner = self._shared(region).broker_of(topic)
+        owner = self._of_brokers(region).broker_of(topic)
         if owner is None:
             self.say(f"nobody owns {topic}")
             return
@@ -90,9 +90,9 @@ class SharedSteps(Teller):
         self._cut_off(region, broker, is_cut_off=False)
 
     def _cut_off(self, region: str, broker: str, *, is_cut_off: bool) -> None:
-        if (found := self._shared(region).running(broker)) is not None:
+        if (found := self._of_brokers(region).running(broker)) is not None:
             found.metadata.is_cut_off = is_cut_off
 
     def expect_owners(self, region: str) -> None:
-        for line in self._shared(region).shown_owners():
+        for line in self._of_brokers(region).shown_owners():
             self.say(line)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_verifier.align.facts import World
 from meridian_verifier.align.findings import METADATA, Finding, Reason
-from meridian_verifier.align.shared_metadata import FINDINGS_KEPT, Shared, Written, differences, pairs, shown, within
+from meridian_verifier.align.synced_metadata import FINDINGS_KEPT, Synced, Written, differences, pairs, shown, within
 from meridian_verifier.align.verdicts import State, judge, with_metadata
 from meridian_verifier.report.words import MEANINGS, troubles
 
@@ -105,17 +105,17 @@ def test_at_the_same_moment_the_region_whose_name_comes_first_wins() -> None:
 
 def test_regions_that_share_by_one_topic_are_compared_in_what_both_share() -> None:
     everybody, folders = frozenset(REGIONS), frozenset(["/geo/tenants"])
-    shared = {
-        "ap": Shared("t", folders, everybody),
-        "eu": Shared("t", folders, everybody),
-        "us": Shared("t", folders | {"/geo/namespaces"}, everybody),
+    synced = {
+        "ap": Synced("t", folders, everybody),
+        "eu": Synced("t", folders, everybody),
+        "us": Synced("t", folders | {"/geo/namespaces"}, everybody),
     }
     every = {(one, other) for one in REGIONS for other in REGIONS if one != other}
-    assert pairs(shared) == dict.fromkeys(every, folders)
+    assert pairs(synced) == dict.fromkeys(every, folders)
     without = {("ap", "us"), ("us", "ap")}
-    for apart in (Shared("other", folders, everybody), Shared("t", folders, frozenset(["eu"])),
-                  Shared("t", frozenset(["/geo/schemas"]), everybody)):  # fmt: skip
-        assert set(pairs(shared | {"eu": apart})) == without
+    for apart in (Synced("other", folders, everybody), Synced("t", folders, frozenset(["eu"])),
+                  Synced("t", frozenset(["/geo/schemas"]), everybody)):  # fmt: skip
+        assert set(pairs(synced | {"eu": apart})) == without
     known = {"/geo/tenants/a": Written(0, 1, 0, "us", "1"), "/geo/tenants-and-more/a": Written(0, 1, 0, "us", "1")}
     assert list(within(known, folders)) == ["/geo/tenants/a"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simulation.stage import Broker, Stage
 
 COMMANDED_US: Final = 3_600_000_000
-"""For this long, a region that is cut off from the other does not learn who was told to dispatch its share."""
+"""For this long, a region that is cut off from the other does not learn who was told to dispatch its stream."""
 
 
 def holders(world: Stage, topic: str, name: str, origin: str) -> Iterator[tuple[Broker, Subscription]]:
@@ -24,8 +24,8 @@ def holders(world: Stage, topic: str, name: str, origin: str) -> Iterator[tuple[
         for broker in region.everyone():
             opened = broker.topic(topic)
             subscription = None if opened is None else opened.subscriptions.get(name)
-            share = None if subscription is None else subscription.share
-            if subscription is not None and share is not None and share.holds(origin):
+            streams = None if subscription is None else subscription.streams
+            if subscription is not None and streams is not None and streams.holds(origin):
                 yield broker, subscription
 
 
@@ -38,7 +38,7 @@ def _is_unheard(one: frozenset[str], other: frozenset[str]) -> bool:
 def delivering(sender: Broker, topic: str, consumer: Consumer, position: Position) -> None:
     """Check that one region at a time dispatches a message."""
     subscription, world = subscription_of(consumer), sender.world
-    if subscription.share is None:
+    if subscription.streams is None:
         return
     index = subscription.topic.log.index(position.ledger)
     origin = None if index is None else index.origin(position.entry)

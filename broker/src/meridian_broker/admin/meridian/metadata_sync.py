@@ -41,7 +41,7 @@ Json = dict[str, Any]
 async def status(request: web.Request) -> web.Response:
     """Whether and how metadata is synchronized, and the state with each other region."""
     admin = state(request)
-    sharing, choice = admin.sharing, admin.sharing.choice
+    sync, choice = admin.metadata_sync, admin.metadata_sync.choice
     shown: Json = {
         "region": admin.region,
         "topic": choice.topic,
@@ -49,7 +49,7 @@ async def status(request: web.Request) -> web.Response:
         "enabled": bool(choice.topic),
         "refusal": choice.refusal,
     }
-    session = sharing.session
+    session = sync.session
     return answer(shown if session is None else shown | await figures(admin, session))
 
 
@@ -89,8 +89,8 @@ def _dead(topic: EventTopic) -> Json:
 
 
 async def _peer(admin: AdminState, session: Session, region: str, peer: PeerState) -> Json:
-    now_ms, latest = admin.sharing.now_ms(), session.applier.latest.get(region)
-    mark = await admin.sharing.store.get(paths.region(region))
+    now_ms, latest = admin.metadata_sync.now_ms(), session.applier.latest.get(region)
+    mark = await admin.metadata_sync.store.get(paths.region(region))
     heard_ms = None if mark is None else read_mark(paths.region(region), mark.value)[0][0]
     return {
         "joined": peer.is_joined,
@@ -117,7 +117,7 @@ async def diff(request: web.Request) -> web.Response:
 async def _compared(request: web.Request, comparison: Comparison, peer: Any, differing: list[str]) -> Json:
     wanted = differing[:SHOWN]
     theirs = await peer.states(wanted) if wanted else {}
-    seen = await read(state(request).sharing.store, with_tombstones(wanted))
+    seen = await read(state(request).metadata_sync.store, with_tombstones(wanted))
     undecided = set(comparison.differences(comparison.digest.scopes))
     listed = [
         {
@@ -135,7 +135,7 @@ async def conflicts(request: web.Request) -> web.Response:
     """Concurrent writes of two regions, states with a timestamp in the future, and namespaces that lost their tenant.
 
     ``?latest=``: only this many concurrent writes, those with the latest winners."""
-    session, store = session_of(request), state(request).sharing.store
+    session, store = session_of(request), state(request).metadata_sync.store
     wanted = sorted(session.kept.conflicts)
     records = await _records(store, paths.conflict, wanted[:SHOWN])
     count = len(records) + len(wanted[SHOWN:])
@@ -169,7 +169,7 @@ async def _records(store: MetadataStore, where: Callable[[str], str], some: Sequ
 async def dismiss(request: web.Request) -> web.Response:
     """Forget the conflict at ``?path=``, once somebody has reviewed it. The value at the path stays."""
     path = request.query.get("path", "")
-    if paths.scope_of(path) is None or not await state(request).sharing.store.delete(paths.conflict(path)):
+    if paths.scope_of(path) is None or not await state(request).metadata_sync.store.delete(paths.conflict(path)):
         raise NotFound(f"no conflict at {path[:200]!r}: see /meridian/v1/metadata/conflicts")
     return done()
 
@@ -181,7 +181,7 @@ async def restamp(request: web.Request) -> web.Response:
     if not isinstance(path, str):
         raise Invalid('expected the body {"path": path}, as in /meridian/v1/metadata/conflicts')
     session_of(request)
-    return answer({"path": path, "state": _state(await state(request).sharing.recording.restamp(path))})
+    return answer({"path": path, "state": _state(await state(request).metadata_sync.recording.restamp(path))})
 
 
 async def adopt(request: web.Request) -> web.Response:

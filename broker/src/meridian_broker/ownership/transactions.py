@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transactions that claim, release and split bundles.
+"""The transactions that acquire, release and split bundles.
 
 Each one checks that the bundle still exists: the borders of a namespace are a separate record, created by the first
-broker that looks up one of its topics. So two brokers never own overlapping ranges. A claim also advances the region's
-term counter, so its fence is greater than that of every earlier term.
+broker that looks up one of its topics. So two brokers never own overlapping ranges. An acquisition also advances the
+region's term counter, so its fence is greater than that of every earlier term.
 
 A write whose outcome is unknown can safely be repeated: an owner's record names the *session* of a broker, which is
 one lease of one process.
@@ -34,9 +34,9 @@ from meridian_broker.ownership.terms import Term
 ATTEMPTS: Final = 64
 """How often a transaction is attempted while other brokers keep getting in first."""
 MANY: Final = 60
-"""Bundles claimed in one transaction. Each takes two operations, and two checks if it is the only one of its namespace;
-etcd allows 128 of either. A broker that dies leaves many to claim, and a later transaction waits while etcd serves the
-topics opened by the earlier ones."""
+"""Bundles acquired in one transaction. Each takes two operations, and two checks if it is the only one of its
+namespace; etcd allows 128 of either. A broker that dies leaves many to acquire, and a later transaction waits while
+etcd serves the topics opened by the earlier ones."""
 
 
 class OwnedElsewhere(Exception):
@@ -65,7 +65,7 @@ async def brokers_alive(store: MetadataStore) -> list[str]:
     return sorted(BrokerRecord.decode(path, found.value).broker for path, found in await store.scan(paths.BROKERS))
 
 
-class Claims:
+class BundleTransactions:
     """The transactions of one broker."""
 
     def __init__(
@@ -93,13 +93,13 @@ class Claims:
             return Bundles.parse(namespace, texts)
         return _parsed(namespace, found)
 
-    async def claim(
+    async def acquire(
         self, bundles: Sequence[Bundle], session: str, lease: int
     ) -> dict[Bundle, Term | OwnedElsewhere | NoSuchBundle]:
-        """Claim bundles, ``MANY`` at most, for as long as the lease is valid. Idempotent: a bundle claimed before is
+        """Acquire bundles, ``MANY`` at most, for as long as the lease is valid. Idempotent: a bundle acquired before is
         returned with its term. Those that this session cannot own are returned with the reason.
 
-        :raises MetadataError: it is unknown which were claimed.
+        :raises MetadataError: it is unknown which were acquired.
         """
         for _ in range(ATTEMPTS):
             found, free, checks = await self._standing(bundles, session)
@@ -117,7 +117,7 @@ class Claims:
                     Put(paths.FENCE, encode(first + len(free) - 1)),
                 ],
             )
-        raise Contended(f"claiming {bundles[0]}: other brokers got in first {ATTEMPTS} times: try again later")
+        raise Contended(f"acquiring {bundles[0]}: other brokers got in first {ATTEMPTS} times: try again later")
 
     async def _next_fence(self) -> tuple[int, Check]:
         """A fence greater than that of every term so far, and the check that it still is."""
@@ -205,7 +205,7 @@ class Claims:
         await self._store.transact([Check(paths.owner(bundle), term.version)], [Delete(paths.wish(bundle))])
 
     async def release(self, bundle: Bundle, term: Term, to: str = "") -> None:
-        """End a term, so that other brokers may claim the bundle.
+        """End a term, so that other brokers may acquire the bundle.
 
         :param to: the broker that should be the next owner; empty: any.
         :raises MetadataError: it is unknown whether the term ended; it ends with the lease at the latest.

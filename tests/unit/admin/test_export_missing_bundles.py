@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.admin.export.copying import Names
-from meridian_broker.admin.export.shares import BordersChanged, Shares, numbered, parse_bundle
+from meridian_broker.admin.export.missing_bundles import BordersChanged, MissingBundles, numbered, parse_bundle
 from meridian_broker.ownership.bundles import LAST, Bundle, Bundles
 from meridian_broker.wire.pulsar.topic_name import parse
 
@@ -54,43 +54,43 @@ class World:
 @given(st.data())
 def test_whatever_moves_each_topic_is_exported_once_or_the_export_is_incomplete(data: st.DataObject) -> None:
     world = World()
-    shares = Shares(world.every())
+    bundles = MissingBundles(world.every())
     for _ in range(data.draw(st.integers(1, 5))):
         world.happen(data)
         seen = dict(world.bundles), dict(world.owners)  # the asking broker's knowledge soon goes stale
         if data.draw(st.booleans()):
             world.happen(data)
-        shares.follow(seen[0])
-        for broker, asked in shares.by_owner(lambda bundle, known=seen[1]: known.get(bundle, "")).items():  # type: ignore[misc]
+        bundles.follow(seen[0])
+        for broker, asked in bundles.by_owner(lambda bundle, known=seen[1]: known.get(bundle, "")).items():  # type: ignore[misc]
             world.happen(data)
-            shares.had(asked, world.export(broker, asked))
+            bundles.had(asked, world.export(broker, asked))
     covered = sorted(world.exported)
     assert all(
         one.namespace != following.namespace or one.upper <= following.lower for one, following in pairwise(covered)
     )
-    lacking = sorted([*covered, *shares.missing])
+    lacking = sorted([*covered, *bundles.missing])
     assert [one.lower for one in lacking if one.lower == 0] == [0, 0]
     for one, following in pairwise(lacking):
         assert one.upper == (following.lower if one.namespace == following.namespace else LAST)
-    assert shares.is_whole == (sum(one.upper - one.lower for one in covered) == 2 * LAST)
+    assert bundles.is_whole == (sum(one.upper - one.lower for one in covered) == 2 * LAST)
 
 
 def test_bundles_that_were_not_requested_do_not_count() -> None:
     one, two = Bundles.equal("public/default", 2).every()
-    shares = Shares([one, two])
+    bundles = MissingBundles([one, two])
     for got in ([two], [one, one], [one, two]):
         with pytest.raises(ValueError, match="other bundles"):
-            shares.had([one], got)
-    shares.had([one], [one])
+            bundles.had([one], got)
+    bundles.had([one], [one])
     with pytest.raises(ValueError, match="other bundles"):
-        shares.had([one], [one])
-    assert shares.missing == {two}
+        bundles.had([one], [one])
+    assert bundles.missing == {two}
 
 
 def test_a_namespace_that_was_divided_differently_is_refused() -> None:
-    shares = Shares(Bundles.equal("public/default", 3).every())
+    bundles = MissingBundles(Bundles.equal("public/default", 3).every())
     with pytest.raises(BordersChanged, match="public/default/0x"):
-        shares.follow({"public/default": Bundles.equal("public/default", 2)})
+        bundles.follow({"public/default": Bundles.equal("public/default", 2)})
 
 
 @given(st.sets(st.integers(0, 500), max_size=60), st.sampled_from([1, 3, 4, 300, 1024]))
@@ -110,9 +110,9 @@ def test_each_name_is_within_one_bundle(numbers: set[int], count: int) -> None:
 
 
 def test_a_namespace_that_is_gone_stays_missing() -> None:
-    shares = Shares(Bundles.equal("public/default", 1).every())
-    shares.follow({})
-    assert not shares.is_whole
+    bundles = MissingBundles(Bundles.equal("public/default", 1).every())
+    bundles.follow({})
+    assert not bundles.is_whole
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A region of several brokers: they share its ledgers and its metadata, and own its topics by leases.
 
-All of ownership is real: bundles, terms, claims, placement, and what closes and drops topics. Its store is simulated,
-and so is the *truth* against which everything is checked: the owners' records as the store has them at this moment,
-which no broker can see. A broker may know less, but must not act on that: after its lease ends it delivers nothing,
-unless it was suspended and has only just resumed, and before that nobody else owns its bundles.
+All of ownership is real: bundles, terms, acquisitions, placement, and what closes and drops topics. Its store is
+simulated, and so is the *truth* against which everything is checked: the owners' records as the store has them at this
+moment, which no broker can see. A broker may know less, but must not act on that: after its lease ends it delivers
+nothing, unless it was suspended and has only just resumed, and before that nobody else owns its bundles.
 
 Clients find the owner by lookups: they ask any broker, which answers or names another.
 """
@@ -19,9 +19,9 @@ from meridian_broker.gateway.known_owners import KnownOwners
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.bundles import Bundle, place_of
-from meridian_broker.ownership.claims import Claims, newest_fence
 from meridian_broker.ownership.owner import BundleOwner, Found, NotServing
 from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
+from meridian_broker.ownership.transactions import BundleTransactions, newest_fence
 from meridian_broker.topics.service import closing
 from meridian_broker.topics.service.owned_topics import OwnedTopics
 from meridian_broker.wire.pulsar import topic_name
@@ -60,7 +60,7 @@ REDIRECTS: Final = 5
 class PlannedMoves(OwnedTopics):
     """Checks that acknowledgements from before a bundle's graceful release are durable afterwards."""
 
-    def __init__(self, broker: SharingBroker) -> None:
+    def __init__(self, broker: OwningBroker) -> None:
         super().__init__(broker.owner)
         self._broker = broker
 
@@ -73,10 +73,10 @@ class PlannedMoves(OwnedTopics):
             stopped()
 
 
-class SharingBroker(SimBroker):
+class OwningBroker(SimBroker):
     """One run of a broker that shares its region with others."""
 
-    home: SharedRegion
+    home: BrokersRegion
     owner: BundleOwner
     session = ""
     """The session of its present or latest lease."""
@@ -85,7 +85,7 @@ class SharingBroker(SimBroker):
     resumed_us = -1
     """When it was last resumed."""
 
-    def __init__(self, world: Stage, home: SharedRegion, name: str) -> None:
+    def __init__(self, world: Stage, home: BrokersRegion, name: str) -> None:
         super().__init__(world, home, name)
 
     def delivers(self, topic: str) -> bool:
@@ -101,8 +101,8 @@ class SharingBroker(SimBroker):
 
     def _ownership(self, catalog: Catalog, _fence: int) -> Ownership:
         floor = partial(catalog.newest_broker_epoch, ONLY_BROKER)
-        claims = Claims(self.metadata, self.name, lambda _: BUNDLES, floor)
-        self.owner = BundleOwner(self.metadata, self.scheduler, claims, self._described, Lock(), LEASE_SECONDS)
+        transactions = BundleTransactions(self.metadata, self.name, lambda _: BUNDLES, floor)
+        self.owner = BundleOwner(self.metadata, self.scheduler, transactions, self._described, Lock(), LEASE_SECONDS)
         self._moves = PlannedMoves(self)
         self._catalog = catalog
         return self._moves
@@ -147,14 +147,14 @@ class SharingBroker(SimBroker):
         self.home.kill(self.name)
 
 
-class SharedRegion(SimRegion):
+class BrokersRegion(SimRegion):
     """See the module's text."""
 
     is_apart = False
 
     def __init__(self, world: Stage, name: str, brokers: int) -> None:
         super().__init__(world, name)
-        self.brokers: dict[str, SharingBroker | None] = {f"b{number}": None for number in range(1, brokers + 1)}
+        self.brokers: dict[str, OwningBroker | None] = {f"b{number}": None for number in range(1, brokers + 1)}
         """The latest run of each broker."""
         self._fences: dict[int, tuple[str, Bundle]] = {}
         self._owners: dict[Bundle, OwnerRecord] = {}
@@ -174,7 +174,7 @@ class SharedRegion(SimRegion):
             }
         return self._owners
 
-    def broker_of(self, topic: str) -> SharingBroker | None:
+    def broker_of(self, topic: str) -> OwningBroker | None:
         """The owner according to the store. Without a topic: any broker."""
         if not topic:
             return next((one for one in self.everyone() if one.ready), None)
@@ -196,14 +196,14 @@ class SharedRegion(SimRegion):
     def serves(self, broker: Broker, topic: str) -> bool:
         return self.broker_of(topic) is broker
 
-    def reached(self, broker: str) -> SharingBroker | None:
+    def reached(self, broker: str) -> OwningBroker | None:
         up = [one for one in self.everyone() if one.ready and not self.world.loop.is_suspended(one)]
         if broker:
             return next((one for one in up if one.name == broker), None)
         self._turn += 1
         return up[self._turn % len(up)] if up else None
 
-    def trimmers(self) -> list[SharingBroker]:  # type: ignore[override]
+    def trimmers(self) -> list[OwningBroker]:  # type: ignore[override]
         return [one for one in self.everyone() if one.ready]
 
     def shown_owners(self) -> list[str]:
@@ -234,10 +234,10 @@ class SharedRegion(SimRegion):
         if not is_part or (bundle == whole and owner.fence < max(earlier)):
             violate("a fence was used twice", f"{owner.fence} by {owner.session}, and before by {session}")
 
-    def taker(self, topic: TopicContext) -> SharingBroker | None:
+    def taker(self, topic: TopicContext) -> OwningBroker | None:
         return next((one for one in self.everyone() if one.ready and one.service.topics.get(topic.name) is topic), None)
 
-    def everyone(self) -> list[SharingBroker]:  # type: ignore[override]
+    def everyone(self) -> list[OwningBroker]:  # type: ignore[override]
         return [one for one in self.brokers.values() if one is not None and one.alive]
 
     def empty(self) -> tuple[AnyVolume, MetadataVolume, int]:
@@ -260,10 +260,10 @@ class SharedRegion(SimRegion):
         before = self.brokers[name]
         if before is None or not before.alive:
             self.lives += 1
-            broker = self.brokers[name] = SharingBroker(self.world, self, name)
+            broker = self.brokers[name] = OwningBroker(self.world, self, name)
             self.world.loop.spawn(broker, broker.start(), f"start {name}")
 
-    def running(self, name: str) -> SharingBroker | None:
+    def running(self, name: str) -> OwningBroker | None:
         """A broker that runs, suspended or not."""
         broker = self.brokers[name]
         return broker if broker is not None and broker.alive else None
@@ -328,7 +328,9 @@ class SharedRegion(SimRegion):
 class LookUp:
     """One lookup of a client, which follows redirects."""
 
-    def __init__(self, home: SharedRegion, client: Owner, topic: str, then: Callable[[SimBroker | None], None]) -> None:
+    def __init__(
+        self, home: BrokersRegion, client: Owner, topic: str, then: Callable[[SimBroker | None], None]
+    ) -> None:
         self._home = home
         self._loop = home.world.loop
         self._client = client
@@ -337,7 +339,7 @@ class LookUp:
         self._hops = 0
         self._loop.after(LOOK_UP_US, client, lambda: self._end(None))
 
-    def ask(self, broker: SharingBroker, *, authoritative: bool) -> None:
+    def ask(self, broker: OwningBroker, *, authoritative: bool) -> None:
         self._loop.after(
             self._delay_us(), broker, lambda: broker.spawn(self._locate(broker, authoritative), "look a topic up")
         )
@@ -345,7 +347,7 @@ class LookUp:
     def _delay_us(self) -> int:
         return self._home.world.weather.delay_us(self._home.name, self._home.name)
 
-    async def _locate(self, broker: SharingBroker, authoritative: bool) -> None:
+    async def _locate(self, broker: OwningBroker, authoritative: bool) -> None:
         try:
             found = await broker.owner.locate(self._topic, authoritative=authoritative)
         except (NotServing, MetadataError):
@@ -353,7 +355,7 @@ class LookUp:
             return
         self._loop.after(self._delay_us(), self._client, lambda: self._answered(broker, found))
 
-    def _answered(self, asked: SharingBroker, found: Found) -> None:
+    def _answered(self, asked: OwningBroker, found: Found) -> None:
         named = self._home.running(found.broker.broker)
         self._hops += 1
         if named is None or not named.ready:

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Claim(NamedTuple):
-    """An object that names the topic or subscription. Claims sort by age."""
+class Contender(NamedTuple):
+    """An object that names the topic or subscription. Contenders sort by age."""
 
     created: str
     namespace: str
@@ -25,11 +25,11 @@ class Claim(NamedTuple):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-def ruler(claims: Iterable[Claim]) -> Claim | None:
-    """The claim of the object that manages it; None if there are no claims."""
-    return min(claims, default=None)
+def ruler(contenders: Iterable[Contender]) -> Contender | None:
+    """The one that manages it; None if there are none."""
+    return min(contenders, default=None)
 
 
-def heir(claims: Iterable[Claim], uid: str) -> Claim | None:
-    """The claim that takes over when the given object is deleted; None: no other object has one."""
-    return min((one for one in claims if not one.leaving and one.uid != uid), default=None)
+def heir(contenders: Iterable[Contender], uid: str) -> Contender | None:
+    """The contender that takes over when the given object is deleted; None: there is no other."""
+    return min((one for one in contenders if not one.leaving and one.uid != uid), default=None)

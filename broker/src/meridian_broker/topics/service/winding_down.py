@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before topics move or their broker stops: clients settle what is under way.
+"""Before topics move or their broker stops: clients finish what is under way.
 
 Whatever is under way when a client is sent away is done again at the next owner: an acknowledgement that the client
 had not sent yet means that its message is delivered again, and a message without a receipt is stored twice. So a
@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.scheduling import Scheduler, in_slices
-from meridian_broker.topics.context import Settling
+from meridian_broker.topics.context import WindingDown
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.store import LedgerError
@@ -29,12 +29,12 @@ RECEIPT_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.025
 
 
-async def settle(topics: Collection[Topic], scheduler: Scheduler) -> None:
+async def wind_down(topics: Collection[Topic], scheduler: Scheduler) -> None:
     """Dispatch no more, and wait for acknowledgements; take no more messages, and wait for receipts. Each wait is
     bounded and for all topics at once."""
     owing: list[Subscription] = []
     async for topic in in_slices(scheduler, topics):
-        topic.settle(Settling.DISPATCHES_NOTHING)
+        topic.wind_down(WindingDown.DISPATCHES_NOTHING)
         owing += filter(_is_owed_acks, topic.subscriptions.values())
 
     def have_acknowledged() -> bool:
@@ -44,7 +44,7 @@ async def settle(topics: Collection[Topic], scheduler: Scheduler) -> None:
     await _until(have_acknowledged, ACK_SECONDS, scheduler)
     storing: set[int] = set()
     async for topic in in_slices(scheduler, topics):
-        topic.settle(Settling.IGNORES_MESSAGES)
+        topic.wind_down(WindingDown.IGNORES_MESSAGES)
         storing.add(id(topic))
         topic.log.when_durable(partial(_stored, storing, id(topic)))
     await _until(lambda: not storing, RECEIPT_SECONDS, scheduler)
