@@ -93,8 +93,8 @@ class FuzzedBroker:
         logging.getLogger().removeHandler(self._failures)
         self._runner.run(self.other.line.close())
         self._runner.run(self._inside.__aexit__(None, None, None))
-        # Ends what the broker's process would end as well: an aiohttp handler may wait up to 10 s for the rest of a body
-        # whose connection is lost, and its server does not wait for it.
+        # Ends what the broker's process would end as well: an aiohttp handler may wait up to 10 s for the rest of a
+        # body whose connection is lost, and its server does not wait for it.
         self._runner.close()
 
     def run(self, story: Callable[[], Coroutine[Any, Any, None]]) -> None:
