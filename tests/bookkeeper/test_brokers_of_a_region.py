@@ -205,7 +205,8 @@ def test_without_etcd_brokers_serve_until_their_leases_end_and_go_on_when_it_is_
                 number += 1
             for broker in region.brokers.values():
                 wait_until(
-                    lambda broker=broker: ": the lease on this broker's bundles ended" in broker.log(), "its end"
+                    lambda broker=broker: ": the lease on this broker's bundles ended" in broker.log(),
+                    "the lease to end",
                 )
             producer.send_async(b"late", lambda result, _: results.setdefault(b"late", result))
             stats = "/admin/v2/persistent/public/default/orders/stats"

@@ -307,7 +307,7 @@ class Load:
     def wait_for_more(self) -> None:
         """Wait until messages published from now on arrive."""
         number = len(self.sent) + 20
-        wait_until(lambda: any(one >= number for one, _ in self.got), "the load to flow on", 120.0)
+        wait_until(lambda: any(one >= number for one, _ in self.got), "the load to continue", 120.0)
 
     def lost(self) -> set[int]:
         return set(self.sent) - {number for number, _ in self.got}
@@ -515,7 +515,7 @@ def test_a_subscription_of_a_partitioned_topic_is_changed_at_all_owners(world: W
         return {one["dispatch_scope"] for one in shown.values()}
 
     for broker in (*us.brokers.values(), *eu.brokers.values()):
-        wait_until(lambda broker=broker: scopes(broker) == {"origin"}, "the scope")
+        wait_until(lambda broker=broker: scopes(broker) == {"origin"}, "the scope to be in force")
 
 
 SHARED_METADATA = "/meridian/v1/metadata/status"
@@ -568,7 +568,7 @@ def test_another_broker_goes_on_with_shared_metadata(bookies: Bookies, tmp_path:
         os.kill(owner.pid, signal.SIGSTOP)  # it owns the topic, but no longer applies changes
         seen(other, far, "while-suspended")
         os.kill(owner.pid, signal.SIGCONT)
-        wait_until(lambda: active() == [owner], "the owner to go on")
+        wait_until(lambda: active() == [owner], "the owner to continue")
         owner.kill()
         seen(other, far, "once-killed")
         seen(far, other, "owed")

@@ -125,7 +125,7 @@ def test_it_reads_on_when_the_sources_broker_is_killed_and_another_one_takes_ove
         assert sorted(received(view, 10)) == sorted(more)
         assert everything(client, pair.shadow) == [*bodies, *more]
         pair.at_source.start()
-        wait_until(lambda: region.owner(pair.source, pair.at_source) is not None, "somebody to own the source")
+        wait_until(lambda: region.owner(pair.source, pair.at_source) is not None, "a broker to own the source")
         more += published(client, pair.source, 10, first=30)
         assert sorted(received(view, 10)) == sorted(more[10:])
 
@@ -245,7 +245,7 @@ def test_the_compacted_view_of_a_source_at_another_broker_is_read(region: Region
         assert pair.at_source.http("PUT", f"{TOPICS}/{pair.source}/compaction").status == 204
         for broker, topic in ((pair.at_source, pair.source), (pair.at_shadow, pair.shadow)):
             path = f"{TOPICS}/{topic}/compaction"
-            wait_until(lambda b=broker, p=path: b.http("GET", p).json["status"] == "SUCCESS", "the compaction")
+            wait_until(lambda b=broker, p=path: b.http("GET", p).json["status"] == "SUCCESS", "the compaction to end")
         wait_until(lambda: compacted(client, pair.shadow) == expected, "the newer view to be read")
         assert compacted(client, pair.source) == expected
 
@@ -267,7 +267,7 @@ def test_the_compacted_view_of_a_source_at_another_broker_is_read(region: Region
         pair.at_source.kill()
         assert compacted(client, pair.shadow) == [b"29", b"30", b"31"]
         pair.at_source.start()
-        wait_until(lambda: region.owner(pair.source, pair.at_source) is not None, "somebody to own the source")
+        wait_until(lambda: region.owner(pair.source, pair.at_source) is not None, "a broker to own the source")
 
 
 def test_deleting_with_cascade_reaches_shadows_at_other_brokers(region: Region) -> None:

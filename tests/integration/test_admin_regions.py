@@ -127,7 +127,10 @@ def test_a_region_known_only_from_the_api_is_not_asked_without_tls(regions: Regi
     answer = regions.http("east", "GET", path)
     assert answer.status == 503
     assert "far cannot be asked: not connecting to region far: without TLS" in answer.reason
-    wait_until(lambda: "progress link to far is down: not connecting to region far" in regions.log("east"), "the log")
+    wait_until(
+        lambda: "progress link to far is down: not connecting to region far" in regions.log("east"),
+        "the reason in the log",
+    )
     assert regions.http("east", "DELETE", "/admin/v2/clusters/far").status == 204
 
 
@@ -151,7 +154,7 @@ def test_a_subscription_is_followed_in_every_region(regions: RegionsProcess, cli
 
     for region in ("east", "west"):
         wait_until(lambda region=region: standing(region) == (2, 1, "exact", True), f"the acknowledgements in {region}")
-    wait_until(lambda: regions.http("east", "GET", status).json["peers"][0]["pending"] == 0, "west's word for them")
+    wait_until(lambda: regions.http("east", "GET", status).json["peers"][0]["pending"] == 0, "west to report them")
     east = regions.http("east", "GET", status).json
     (peer,) = east["peers"]
     assert (peer["region"], peer["connected"], peer["pending"], peer["reason"]) == ("west", True, 0, "")
@@ -188,7 +191,9 @@ def test_the_replicated_flag_is_set_by_both_apis(regions: RegionsProcess, client
 def test_a_region_that_is_down_is_shown_as_down(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
     publish(clients["east"], "alone", 1)
     wait_until(lambda: entries(regions, "west", "alone") == 1, "the first message in west")
-    wait_until(lambda: stats(regions, "east", "alone")["replication"]["west"]["connected"], "the replicator")
+    wait_until(
+        lambda: stats(regions, "east", "alone")["replication"]["west"]["connected"], "the replicator to be connected"
+    )
     regions.http("east", "PUT", f"{BASE}/alone/subscription/work?replicated=true", "earliest")
     unreplicated = "meridian_unreplicated_entries"
     wait_until(lambda: metric(regions, "east", unreplicated, remote_cluster="west") == 0, "all topics to be in west")
@@ -199,7 +204,7 @@ def test_a_region_that_is_down_is_shown_as_down(regions: RegionsProcess, clients
         found = stats(regions, "east", "alone")["replication"]["west"]
         return bool(found["replicationBacklog"] == 5 and not found["connected"])
 
-    wait_until(waits, "the backlog to show")
+    wait_until(waits, "the backlog to be shown")
     labels = {"topic": "persistent://public/default/alone", "remote_cluster": "west"}
     assert metric(regions, "east", "pulsar_replication_backlog", **labels) == 5
     assert metric(regions, "east", "pulsar_replication_connected_count", **labels) == 0
@@ -269,6 +274,6 @@ def test_a_topic_chooses_its_regions(regions: RegionsProcess, clients: dict[str,
     publish(clients["east"], "homebody", 3)
     assert entries(regions, "west", "homebody") == 0
     assert regions.http("east", "POST", f"{path}/replication", ["west", "east"]).status == 204
-    wait_until(lambda: entries(regions, "west", "homebody") == 3, "the messages published before, too")
+    wait_until(lambda: entries(regions, "west", "homebody") == 3, "the messages published before to arrive as well")
     assert regions.http("east", "DELETE", f"{path}/replication").status == 204
     assert regions.http("east", "GET", f"{path}/replication").status == 204

@@ -146,7 +146,7 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
                 found.update(rest(consumer))
             return found == {30, 31}
 
-        wait_until(both_came, "what each region sends now")
+        wait_until(both_came, "the messages of both regions")
 
 
 def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: RegionsProcess) -> None:
@@ -176,7 +176,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
             if int(message.data()) > 2:
                 consumers[EAST].acknowledge(message)
         assert regions.http(EAST, "POST", expire, upto).status == 204
-        wait_until(lambda: owed() == {EAST: 0, WEST: 3}, "what was dropped to be owed in the west alone")
+        wait_until(lambda: owed() == {EAST: 0, WEST: 3}, "the dropped messages to be owed in the west alone")
         assert rest(consumers[WEST]) == []
         done = meridian(regions, WEST, "status", topic, "s")
         assert "owed" in done.stdout, done.stdout + done.stderr

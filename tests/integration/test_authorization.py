@@ -298,7 +298,7 @@ def test_two_regions_grant_at_the_same_time_and_both_stay(guarded: Guarded) -> N
         return all(permissions(guarded, what, of=region) == wanted for region in guarded.brokers)
 
     wait_until(lambda: has(one, expected), "all permissions in both regions")
-    wait_until(lambda: has(topic, expected | {"a/b": ["consume"]}), "the topic's in both regions")
+    wait_until(lambda: has(topic, expected | {"a/b": ["consume"]}), "the topic's permissions in both regions")
     revoke(guarded, one, "west-0", of="east")
     grant(guarded, one, "west-1", "produce", of="east")
     del expected["west-0"]

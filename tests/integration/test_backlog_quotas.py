@@ -113,7 +113,7 @@ def test_the_slowest_subscription_loses_its_oldest_messages(
         quick.acknowledge(quick.receive(PATIENCE_MS))
     quick.close()
     set_quota(broker, space, {"limitSize": LIMIT, "policy": "consumer_backlog_eviction"})
-    wait_until(lambda: subscription(broker, topic, "slow")["msgBacklog"] < 40, "the oldest messages to go")
+    wait_until(lambda: subscription(broker, topic, "slow")["msgBacklog"] < 40, "the oldest messages to be dropped")
     assert publishers(broker, topic) == 1, "nobody is disconnected"
     kept = consume(client, topic, subscription(broker, topic, "slow")["msgBacklog"], "slow")
     assert kept == bodies(40 - len(kept), len(kept))
@@ -133,7 +133,7 @@ def test_old_messages_count_too(broker: BrokerProcess, client: pulsar.Client, sp
     own = f"/admin/v2/{evicted.replace('://', '/')}/backlogQuota?backlogQuotaType=message_age"
     assert broker.http("POST", own, {"limitTime": 1, "policy": "consumer_backlog_eviction"}).status == 204
     set_quota(broker, space, {"limitTime": 1, "policy": "producer_request_hold"}, "message_age")
-    wait_until(lambda: subscription(broker, evicted)["msgBacklog"] == 0, "the old message to go")
+    wait_until(lambda: subscription(broker, evicted)["msgBacklog"] == 0, "the old message to be dropped")
     assert subscription(broker, evicted)["totalMsgExpired"] == 1
     wait_until(lambda: publishers(broker, held) == 0, "the producer to be sent away")
     with pytest.raises(pulsar.ProducerBlockedQuotaExceededError):

@@ -96,7 +96,7 @@ def test_a_durable_subscription_reads_the_view_and_claims_nothing_of_what_is_not
     publish(client, topic, [("k0", b"live")])
     live = receive(consumer, 1)
     consumer.acknowledge(live[0])
-    wait_until(lambda: backlog(broker, topic, "s") == 0, "the cursor to pass what compaction took out")
+    wait_until(lambda: backlog(broker, topic, "s") == 0, "the cursor to pass what compaction removed")
     consumer.close()
     plain = client.subscribe(topic, "s")
     assert rows(receive(plain, 15)) == published[:15], "a consumer of the whole log gets what nobody acknowledged"
@@ -122,7 +122,7 @@ def test_a_batch_compacted_away_while_a_consumer_holds_it_is_acknowledged_as_sen
         consumer.acknowledge(message)
     for message in receive(consumer, 4):
         consumer.acknowledge(message)
-    wait_until(lambda: backlog(broker, topic, "s") == 0, "the cursor to pass it all")
+    wait_until(lambda: backlog(broker, topic, "s") == 0, "the cursor to pass all messages")
     consumer.close()
     plain = client.subscribe(topic, "s", batch_index_ack_enabled=True)
     assert rows(receive(plain, 1)) == [("k2", b"2")], "what was never sent, and nothing that was acknowledged"

@@ -51,7 +51,7 @@ def numbers(first: int, last: int) -> list[bytes]:
 
 def heard(results: list[pulsar.Result], count: int) -> None:
     """Wait for all receipts: the client may end a flush before it reports the last one."""
-    wait_until(lambda: len(results) >= count, "the last receipt to be told")
+    wait_until(lambda: len(results) >= count, "the last receipt to be reported")
     assert results == [pulsar.Result.Ok] * count
 
 
@@ -240,7 +240,7 @@ def test_space_is_given_back_while_ids_stay_known(tmp_path: Path, topic: str) ->
             path = f"/admin/v2/persistent/public/default/{topic}/internalStats"
             return len(broker.http("GET", path).json["ledgers"])
 
-        wait_until(lambda: ledgers() <= 1, "old ledgers to go")
+        wait_until(lambda: ledgers() <= 1, "old ledgers to be deleted")
         client.close()
         broker.kill()
         broker.start()

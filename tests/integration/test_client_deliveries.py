@@ -50,7 +50,7 @@ def test_the_chunks_of_a_message_go_to_one_of_many_consumers(client: pulsar.Clie
             found.extend(drain(consumer))
         return len(found) >= 8
 
-    wait_until(all_came, "the large and the small ones")
+    wait_until(all_came, "the large and the small messages")
     assert sorted(found) == sorted([*bodies, *[b"small"] * 4])
     assert [drain(consumer) for consumer in consumers] == [[], [], []]
 
@@ -131,7 +131,7 @@ def test_the_first_by_name_is_active_and_a_better_one_takes_over(
         assert message.data() == body
         consumers["b"].acknowledge(message)
     consumers["b"].close()
-    wait_until(lambda: active(broker, topic) == "m", "m to be active again")
+    wait_until(lambda: active(broker, topic) == "m", "consumer m to be active again")
     send(client, topic, [b"3"])
     assert consumers["m"].receive(PATIENCE_MS).data() == b"3"
     assert drain(consumers["z"]) == []
@@ -141,7 +141,7 @@ def test_partitions_spread_over_failover_consumers(client: pulsar.Client, broker
     made = broker.http("PUT", f"/admin/v2/persistent/public/default/{topic}/partitions", 4)
     assert made.status == 204, made.text
     consumers = [client.subscribe(topic, "s", consumer_type=FAILOVER, consumer_name=name) for name in ("a", "b")]
-    names = [wait_until(lambda p=p: active(broker, f"{topic}-partition-{p}"), "an active one") for p in range(4)]
+    names = [wait_until(lambda p=p: active(broker, f"{topic}-partition-{p}"), "an active consumer") for p in range(4)]
     assert names == ["a", "b", "a", "b"]
     send(client, topic, [b"%d" % n for n in range(40)])
     for consumer in consumers:

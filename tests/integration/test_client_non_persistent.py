@@ -173,7 +173,7 @@ def test_created_unloaded_and_deleted_through_the_admin_api(
     assert receive(consumer, 1) == [b"after"]
     consumer.close()
     producer.close()
-    wait_until(lambda: topic.http("DELETE").status == 204, "nobody to use it")
+    wait_until(lambda: topic.http("DELETE").status == 204, "the topic to have no clients")
     assert topic.name not in http("GET", listing).json
 
 

@@ -159,7 +159,7 @@ def test_a_trimmed_position_means_the_next_one_left(broker: BrokerProcess, clien
     ids = publish(client, topic, 50, batched=False)
     keeper.acknowledge_cumulative(_receive(keeper, 35)[-1])
     wait_until(
-        lambda: len(broker.http("GET", f"{ADMIN}/{topic}/internalStats").json["ledgers"]) <= 3, "space to be given back"
+        lambda: len(broker.http("GET", f"{ADMIN}/{topic}/internalStats").json["ledgers"]) <= 3, "space to be freed"
     )
     reader = client.create_reader(topic, ids[5], start_message_id_inclusive=True)
     assert read_all(reader) == list(range(30, 50))

@@ -101,7 +101,7 @@ def test_messages_older_than_the_ttl_are_dropped_and_the_rest_stays(
     publish(client, topic, b"young")
     set_ttl(broker, space, 3600)
     for name in ("idle", "half"):
-        wait_until(lambda name=name: backlog(broker, topic, name) == 1, "old messages to go")
+        wait_until(lambda name=name: backlog(broker, topic, name) == 1, "old messages to expire")
     assert rest(half, 1) == [b"young"]
     half.negative_acknowledge(messages[2])  # it was delivered before it was dropped, and is not redelivered
     assert rest(half) == []
@@ -198,7 +198,7 @@ def test_the_space_of_expired_messages_is_freed(broker: BrokerProcess, client: p
 
     assert ledgers() >= 4
     assert expire(broker, topic, "s", "/0") == 204
-    wait_until(lambda: ledgers() <= 1, "the ledgers to go")
+    wait_until(lambda: ledgers() <= 1, "the ledgers to be deleted")
     assert sum(upto - after for _, _, after, upto in dropped(broker, topic)) >= 9, "the record of the drop stays"
     publish(client, topic, b"new")
     assert rest(client.subscribe(topic, "s"), 1) == [b"new"]

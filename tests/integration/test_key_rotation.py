@@ -149,7 +149,7 @@ def test_clients_publish_while_the_key_of_their_tokens_is_replaced(guarded: Guar
         tokens_command("create-secret-key", str(second))
         new = guarded.token("admin", "--key-id", "second", key=second)
         for region in guarded.brokers:
-            wait_until(lambda of=region: guarded.ask(TENANTS, new, of=of) == 200, "the new key to count")
+            wait_until(lambda of=region: guarded.ask(TENANTS, new, of=of) == 200, "the new key to be in force")
         assert traffic.goes_on(), "old tokens are valid as long as their key exists"
         current = new
         assert traffic.goes_on()
@@ -186,7 +186,7 @@ def test_keys_that_cannot_be_used_change_nothing_and_are_reported(guarded: Guard
     broken.write_bytes(b"too short")
     try:
         log = guarded.brokers["east"].log
-        wait_until(lambda: f"{broken} holds 9 bytes" in log(), "the broker to say what is wrong")
+        wait_until(lambda: f"{broken} holds 9 bytes" in log(), "the broker to log what is wrong")
         headers = {"Authorization": f"Bearer {token}"}
         health = http("GET", f"{guarded.brokers['east'].admin_url}/meridian/v1/health", headers=headers)
         assert f"{broken} holds 9 bytes" in health.text

@@ -83,13 +83,20 @@ async def test_a_second_process_is_told_that_the_file_is_in_use(store: SqliteMet
     await store.put("/still", b"works")
 
 
-async def test_a_newer_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (99, r"newer version of Meridian .metadata format 99, .* upgrade"),
+        (0, "is damaged: it has metadata format 0, and .* reads 1"),
+    ],
+)
+async def test_an_unknown_format_is_refused_with_a_sentence(tmp_path: Path, found: int, why: str) -> None:
     path = tmp_path / "metadata.db"
     await (await SqliteMetadataStore.open(path)).close()
     with sqlite3.connect(path) as sql:
-        sql.execute("PRAGMA user_version = 99")
+        sql.execute(f"PRAGMA user_version = {found}")
     sql.close()
-    with pytest.raises(MetadataError, match=r"newer version of Meridian .metadata format 99, .* upgrade"):
+    with pytest.raises(MetadataError, match=why):
         await SqliteMetadataStore.open(path)
 
 

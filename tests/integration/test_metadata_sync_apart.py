@@ -50,7 +50,7 @@ def wait_ttl(regions: RegionsProcess, seconds: int) -> None:
     def everywhere() -> bool:
         return all(get(regions, region, TTL) == seconds for region in REGIONS)
 
-    wait_until(everywhere, f"{seconds} s in both regions")
+    wait_until(everywhere, f"a TTL of {seconds} s in both regions")
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def test_extending_what_is_shared_decides_nothing_silently(shared: RegionsProces
     assert "/geo/topic-policies/shop/orders/persistent/t/max_producers_per_topic" in found.output
     assert "1 paths differ" in found.output
     CliRunner().invoke(metadata, [*arguments, "--yes"], catch_exceptions=False)
-    wait_until(lambda: get(shared, "eu", f"{ORDERS}/maxProducers") == 3, "the side that was named")
+    wait_until(lambda: get(shared, "eu", f"{ORDERS}/maxProducers") == 3, "eu to take the other region's value")
     wait_in_step(shared)
 
 

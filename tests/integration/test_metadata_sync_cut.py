@@ -47,11 +47,13 @@ def test_a_conflict_made_while_the_network_is_cut_is_shown_and_ends_equal(tmp_pa
         write("eu", "POST", TTL, 30)
         write("us", "POST", TTL, 40)
         write("us", "POST", f"{NAMESPACE}/maxTopicsPerNamespace", 7)
-        wait_until(lambda: all(status(region).get("outbox") == 0 for region in REGIONS), "both to have published")
+        wait_until(
+            lambda: all(status(region).get("outbox") == 0 for region in REGIONS), "both regions to have published"
+        )
         assert [get(region, TTL) for region in REGIONS] == [30, 40]
         regions.heal()
-        wait_until(lambda: all(get(region, TTL) == 40 for region in REGIONS), "the later value in both", 60.0)
-        wait_until(lambda: get("eu", f"{NAMESPACE}/maxTopicsPerNamespace") == 7, "the other policy")
+        wait_until(lambda: all(get(region, TTL) == 40 for region in REGIONS), "the later value in both regions", 60.0)
+        wait_until(lambda: get("eu", f"{NAMESPACE}/maxTopicsPerNamespace") == 7, "the other policy in eu")
         assert conflicts("eu") == [(40, "us", 30, "eu")]
         assert conflicts("us") == []
         wait_until(in_step, "the regions to be in step", 120.0)

@@ -136,7 +136,7 @@ def test_a_dead_event_topic_delays_no_write(regions: RegionsProcess) -> None:
     wait_until(lambda: "terminated" in " ".join(status(regions, "us")["problems"]), "the problem to be shown", 20)
     wait_until(has_compared, "the regions to be compared")
     write(regions, "us", "PUT", "/admin/v2/tenants/late", tenant)
-    wait_until(lambda: status(regions, "us")["outbox"] == 2, "the outbox")
+    wait_until(lambda: status(regions, "us")["outbox"] == 2, "two events in the outbox")
     assert get(regions, "eu", "/admin/v2/tenants/late") is None
     other = quote("persistent://public/default/other-events", safe="")
     for region in REGIONS:
@@ -223,7 +223,7 @@ def test_a_partitioned_shadow_stays_in_its_region(regions: RegionsProcess) -> No
         found = get(regions, "eu", "/admin/v2/non-persistent/public/default/later/partitions")
         return found is not None and found["partitions"] == 3
 
-    wait_until(has_later, "what was made after it, in eu")
+    wait_until(has_later, "the topic that was created after it, in eu")
     assert (get(regions, "eu", f"{topics}/view/partitions") or {"partitions": 0})["partitions"] == 0
     write(regions, "eu", "PUT", f"{topics}/view/partitions", 5)
     wait_until(lambda: is_synced(regions), "the regions to be in step")

@@ -115,7 +115,9 @@ def test_another_replica_takes_over_from_one_that_hangs_and_from_one_that_dies(t
         for api, acting, standing_by in ((one, hanging, second), (other, dying, heir)):
             topic(api, "before")
             told(api, "before")
-            wait_until(lambda acting=acting: acting.measures("meridian_operator_acting 1.0"), "it to say that it acts")
+            wait_until(
+                lambda acting=acting: acting.measures("meridian_operator_acting 1.0"), "the replica to log that it acts"
+            )
             assert acting.writes and not standing_by.writes
         hanging.process.send_signal(signal.SIGSTOP)
         dying.process.kill()

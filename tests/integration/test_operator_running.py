@@ -119,7 +119,7 @@ def test_deleting_an_object_that_lost_a_conflict_touches_nothing(kube: KubeApi, 
         gone(kube, plural, "thief", "team-x")
     for plural, name in (("geotopics", "victim"), ("replicatedsubscriptions", "victims")):
         kube.annotate(plural, name, reconcile_now="after the thief")
-        wait_until(lambda name=name: kube.events(name), "the Event")
+        wait_until(lambda name=name: kube.events(name), "the Event to be recorded")
     assert near.is_marked("fought-over")
     assert near.call("GET", "fought-over/subscriptions").json == ["billing"]
     assert [reason for _, reason, _ in kube.events("victims")] == ["Changed"], "it was created once"
@@ -174,9 +174,9 @@ def test_an_object_with_policy_retain_is_deleted_without_the_operator(near: Regi
         api.create("geotopics", "kept", **geo("kept", deletionPolicy="Retain"))
         ready(api, "geotopics", "kept")
         api.edit("geotopics", "kept", deletionPolicy="Delete")
-        wait_until(lambda: finalizers(api, "kept") == [FINALIZER], "the object to be held")
+        wait_until(lambda: finalizers(api, "kept") == [FINALIZER], "the object to have a finalizer")
         api.edit("geotopics", "kept", deletionPolicy="Retain")
-        wait_until(lambda: not finalizers(api, "kept"), "the object not to be held")
+        wait_until(lambda: not finalizers(api, "kept"), "the object to have no finalizer")
         operator.stop()
         api.delete("geotopics", "kept")
         assert api.get("geotopics", "kept") is None
@@ -226,14 +226,14 @@ def test_snapshots_go_on_without_a_region_that_is_silent_too_long(
     regions.kill_region("west")
     try:
         wait_until(is_left_out, "east to go on without west", 60.0)
-        wait_until(lambda: kube.events("partial-billing")[-1][1] == "PartialSnapshots", "the Event")
+        wait_until(lambda: kube.events("partial-billing")[-1][1] == "PartialSnapshots", "the Event to be recorded")
         kind, _, message = kube.events("partial-billing")[-1]
         assert kind == "Warning" and "without west" in message
         (silent,) = (kube.get("replicatedsubscriptions", "partial-billing") or {})["status"]["silent"]
         assert silent["name"] == "west"
     finally:
         regions.bring_back("west")
-    wait_until(lambda: without() == [], "west to count again", 60.0)
+    wait_until(lambda: without() == [], "west to take part again", 60.0)
     ready(kube, "replicatedsubscriptions", "partial-billing")
     assert (kube.get("replicatedsubscriptions", "partial-billing") or {})["status"]["silent"] == []
 
@@ -263,10 +263,12 @@ def test_what_somebody_else_changed_is_reverted_and_reported(kube: KubeApi, near
     ready(kube, "geotopics", "drifting")
     assert near.call("POST", "drifting/messageTTL", 5).status == 204
     kube.annotate("geotopics", "drifting", reconcile_now="1")
-    wait_until(lambda: kube.condition("geotopics", "drifting", "Drifted").get("status") == "True", "the drift")
+    wait_until(
+        lambda: kube.condition("geotopics", "drifting", "Drifted").get("status") == "True", "the drift to be reported"
+    )
     assert "east: set messageTTL" in kube.condition("geotopics", "drifting", "Drifted")["message"]
     assert near.call("GET", "drifting/messageTTL").json == 3600
-    wait_until(lambda: len(kube.events("drifting")) == 2, "the Event")
+    wait_until(lambda: len(kube.events("drifting")) == 2, "the Event to be recorded")
     assert [reason for _, reason, _ in kube.events("drifting")] == ["Changed", "Changed"], "one event for each change"
 
 
@@ -336,7 +338,10 @@ def test_the_verifier_s_verdict_becomes_a_condition(kube: KubeApi) -> None:
 
     tell("aaa", "2026-01-02T00:00:00Z", "misaligned", "all your data is lost")
     tell(VERDICTS_NAMESPACE, "2026-01-01T00:00:00Z", "misaligned", "EntryMissing")
-    wait_until(lambda: kube.condition("geotopics", "verified", "Aligned").get("reason") == "Misaligned", "the verdict")
+    wait_until(
+        lambda: kube.condition("geotopics", "verified", "Aligned").get("reason") == "Misaligned",
+        "the verdict in the object's condition",
+    )
     assert "EntryMissing" in kube.condition("geotopics", "verified", "Aligned")["message"]
     asked = {path for _, path in kube.requests if path.endswith("/configmaps")}
     assert asked == {f"/api/v1/namespaces/{VERDICTS_NAMESPACE}/configmaps"}, "no other ConfigMap is read"
@@ -390,7 +395,7 @@ def test_at_an_address_that_two_regions_claim_the_wrong_one_gets_no_change(
     monkeypatch.setitem(near.urls, "west", again)
     kube.create("geotopics", "claimed-twice", **geo("claimed-twice"))
     assert "is region east, not west" in because(kube, "geotopics", "claimed-twice", "OtherRegion")
-    wait_until(lambda: kube.events("claimed-twice"), "the Event")
+    wait_until(lambda: kube.events("claimed-twice"), "the Event to be recorded")
     told = [message for _, _, message in kube.events("claimed-twice")]
     assert not [message for message in told if "west: " in message], "the changes are in the east alone"
 
@@ -400,7 +405,7 @@ def test_a_subscription_waits_for_its_topic_without_a_warning(kube: KubeApi) -> 
     because(kube, "replicatedsubscriptions", "early", "WaitingForTopic")
     kube.create("geotopics", "awaited", **geo("awaited"))
     ready(kube, "replicatedsubscriptions", "early")
-    wait_until(lambda: kube.events("early"), "the Event")
+    wait_until(lambda: kube.events("early"), "the Event to be recorded")
     assert [kind for kind, _, _ in kube.events("early")] == ["Normal"]
 
 
@@ -436,7 +441,9 @@ def test_a_shadow_is_created_after_its_source_and_deleted_with_its_object(kube: 
     assert near.call("GET", "watched/shadowTopics").json == ["persistent://public/default/watched-view"]
     status = (kube.get("shadowtopics", "view") or {})["status"]
     assert (status["source"], status["connected"]) == ("persistent://public/default/watched", True)
-    wait_until(lambda: ("Normal", "Changed") in [event[:2] for event in kube.events("view")], "the Event")
+    wait_until(
+        lambda: ("Normal", "Changed") in [event[:2] for event in kube.events("view")], "the Event to be recorded"
+    )
 
     assert near.call("PUT", "taken-before", {}).status == 204
     kube.create("shadowtopics", "rude", **shadow("watched", "taken-before"))

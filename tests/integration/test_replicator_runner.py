@@ -10,9 +10,10 @@ from typing import Any
 
 from meridian_broker.gateway.client_errors import ConnectionLost
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
-from meridian_broker.gateway.links import Backoff, PeerLinks, Send
+from meridian_broker.gateway.links import PeerLinks, Send
 from meridian_broker.gateway.pulsar_admin import PulsarAdmin
 from meridian_broker.gateway.replication import PulsarRegions, ReplicatorRunner
+from meridian_broker.ledgers.backoff import Backoff
 from meridian_broker.ledgers.throttling import Rate
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
@@ -371,8 +372,8 @@ async def test_peer_links_come_up_go_down_and_carry_commands_both_ways() -> None
 
 
 def test_waits_grow_to_their_limit_and_start_over() -> None:
-    backoff = Backoff(lambda: 1.0, first=0.05, last=0.3)
+    backoff = Backoff(lambda: 1.0, 0.05, 0.3)
     assert [round(backoff.next(), 3) for _ in range(5)] == [0.05, 0.1, 0.2, 0.3, 0.3]
     backoff.reset()
     assert backoff.next() == 0.05
-    assert Backoff(lambda: 0.0, first=0.05).next() == 0.025
+    assert Backoff(lambda: 0.0, 0.05, 0.3).next() == 0.025

@@ -57,14 +57,14 @@ def test_ledgers_are_deleted_once_everybody_acknowledged_them_and_not_before(
     for _ in range(3 * ENTRIES_PER_LEDGER):
         half = subscriptions[1].receive(PATIENCE_MS)
     subscriptions[1].acknowledge_cumulative(half)
-    wait_until(lambda: len(ledgers(broker, "t")) <= 4, "the acknowledged ledgers to go")
+    wait_until(lambda: len(ledgers(broker, "t")) <= 4, "the acknowledged ledgers to be deleted")
     subscriptions[1].close()
     again = client.subscribe("t", "two")
     assert [again.receive(PATIENCE_MS).data() for _ in range(3 * ENTRIES_PER_LEDGER)] == [
         b"%d" % number for number in range(3 * ENTRIES_PER_LEDGER, 6 * ENTRIES_PER_LEDGER)
     ]
     again.acknowledge_cumulative(last)
-    wait_until(lambda: len(ledgers(broker, "t")) <= 1, "all ledgers but the last to go")
+    wait_until(lambda: len(ledgers(broker, "t")) <= 1, "all ledgers but the last to be deleted")
 
 
 def test_retention_by_time_and_size_keeps_acknowledged_messages(broker: BrokerProcess, client: pulsar.Client) -> None:
@@ -81,7 +81,7 @@ def test_retention_by_time_and_size_keeps_acknowledged_messages(broker: BrokerPr
     reader = client.create_reader("kept", pulsar.MessageId.earliest)
     assert reader.read_next(PATIENCE_MS).data() == b"0"
     retain(broker, 0, 0)
-    wait_until(lambda: len(ledgers(broker, "kept")) < before, "the ledgers to go when retention ends")
+    wait_until(lambda: len(ledgers(broker, "kept")) < before, "the ledgers to be deleted when retention ends")
     wait_until(lambda: len(ledgers(broker, "other")) <= 1, "a topic without subscriptions to be emptied")
 
 
@@ -95,7 +95,7 @@ def test_trimmed_and_kept_ledgers_are_the_same_after_a_restart(tmp_path: Path) -
         for _ in range(3 * ENTRIES_PER_LEDGER):
             last = consumer.receive(PATIENCE_MS)
         consumer.acknowledge_cumulative(last)
-        wait_until(lambda: len(ledgers(broker, "t")) <= 2, "the acknowledged ledgers to go")
+        wait_until(lambda: len(ledgers(broker, "t")) <= 2, "the acknowledged ledgers to be deleted")
         consumer.close()
         broker.kill()
         broker.start()

@@ -369,7 +369,8 @@ def test_schemas_keys_batches_delays_seeks_and_compaction_are_as_on_the_source(
 
     assert broker.http("PUT", f"{BASE}/rich/compaction").status == 204
     wait_until(
-        lambda: broker.http("GET", f"{BASE}/rich-view/compaction").json["status"] == "SUCCESS", "the source's view"
+        lambda: broker.http("GET", f"{BASE}/rich-view/compaction").json["status"] == "SUCCESS",
+        "the source's view to be read",
     )
     compacted = client.create_reader("rich-view", pulsar.MessageId.earliest, is_read_compacted=True)
     keys: dict[str, list[bytes]] = {}

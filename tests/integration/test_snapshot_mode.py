@@ -134,7 +134,9 @@ def test_markers_hinder_neither_deduplication_nor_compaction_nor_deletion(region
         producer.send(b"2", partition_key="a", sequence_id=2)
         assert rest(consumer) == [], "a repeat is dropped"
         assert regions.http(EAST, "PUT", f"{path}/compaction").status == 204
-        wait_until(lambda: regions.http(EAST, "GET", f"{path}/compaction").json["status"] == "SUCCESS", "the view")
+        wait_until(
+            lambda: regions.http(EAST, "GET", f"{path}/compaction").json["status"] == "SUCCESS", "the compaction to end"
+        )
         reader = east.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
         assert [reader.read_next(PATIENCE_MS).data() for _ in range(2)] == [b"1", b"2"]
         assert not reader.has_message_available()
@@ -146,7 +148,7 @@ def test_markers_hinder_neither_deduplication_nor_compaction_nor_deletion(region
         return topic not in regions.http(region, "GET", "/admin/v2/persistent/public/default").json
 
     for region in REGIONS:
-        wait_until(lambda region=region: is_gone(region), f"the topic to go in {region}")
+        wait_until(lambda region=region: is_gone(region), f"the topic to be deleted in {region}")
 
 
 def test_no_snapshots_are_taken_where_they_are_switched_off(regions: RegionsProcess) -> None:
@@ -241,7 +243,7 @@ def test_a_command_continues_without_a_lost_region(regions: RegionsProcess) -> N
         consumer = acknowledging(regions, east, topic)
         for region in (WEST, NORTH):
             wait_for_backlog(regions, region, topic, 0)
-        wait_until(lambda: regions.http(EAST, "GET", path).json.get("complete"), "a snapshot")
+        wait_until(lambda: regions.http(EAST, "GET", path).json.get("complete"), "a complete snapshot")
         told = regions.http(EAST, "GET", path).json
         assert (told["mode"], told["problem"], told["without"]) == ("snapshot", "", [])
         assert set(told["last"]["elsewhere"]) == {WEST, NORTH}
@@ -255,13 +257,13 @@ def test_a_command_continues_without_a_lost_region(regions: RegionsProcess) -> N
         for message in take(consumer, 5):
             consumer.acknowledge(message)
         stored(regions, NORTH, topic, 10)
-        wait_until(lambda: WEST in regions.http(EAST, "GET", path).json["problem"], "the reason")
+        wait_until(lambda: WEST in regions.http(EAST, "GET", path).json["problem"], "the problem to name west")
         assert backlog(regions, NORTH, topic) == 5
         assert regions.http(EAST, "POST", f"{path}/without", {"regions": [WEST]}).status == 200
         wait_for_backlog(regions, NORTH, topic, 0)
         regions.bring_back(WEST)
         wait_for_backlog(regions, WEST, topic, 0)
-        wait_until(lambda: not regions.http(EAST, "GET", path).json["without"], "the region to count again")
+        wait_until(lambda: not regions.http(EAST, "GET", path).json["without"], "the region to take part again")
 
 
 def test_a_subscription_created_independently_in_another_region_skips_nothing(regions: RegionsProcess) -> None:

@@ -97,7 +97,10 @@ def test_a_region_that_is_down_is_named_and_its_lag_grows(regions: RegionsProces
         assert metric(regions, EAST, "meridian_subscription_progress_lag_entries", topic) == 3
         assert metric(regions, EAST, "meridian_subscription_in_sync", topic) == 0
         publish(east, topic, numbered(range(10, 14)))
-        wait_until(lambda: metric(regions, EAST, "meridian_unreplicated_tail_entries", topic) == 4, "the tail")
+        wait_until(
+            lambda: metric(regions, EAST, "meridian_unreplicated_tail_entries", topic) == 4,
+            "the unreplicated tail to be counted",
+        )
         assert (metric(regions, EAST, "meridian_unreplicated_tail_bytes", topic) or 0) > 4
         shown = command(regions, EAST, "topics", "status", topic)
         assert shown.returncode == 1 and "west" in shown.stdout
@@ -105,9 +108,10 @@ def test_a_region_that_is_down_is_named_and_its_lag_grows(regions: RegionsProces
         assert status(regions, WEST, topic)[0] == 2
         regions.bring_back(WEST)
         wait_until(lambda: status(regions, EAST, topic)[0] == 0, "west to catch up")
-        wait_until(lambda: status(regions, WEST, topic)[0] == 0, "west to know that it did")
+        wait_until(lambda: status(regions, WEST, topic)[0] == 0, "west to report that it caught up")
         wait_until(
-            lambda: metric(regions, EAST, "meridian_unreplicated_tail_entries", topic) == 0, "the tail to follow"
+            lambda: metric(regions, EAST, "meridian_unreplicated_tail_entries", topic) == 0,
+            "the unreplicated tail to become empty",
         )
         take_numbers(consumer, range(10, 14))
 
@@ -168,7 +172,7 @@ def test_the_lag_of_a_region_that_is_down_survives_a_restart(regions: RegionsPro
         regions.kill_region(WEST)
         for number in (2, 3, 5):
             consumer.acknowledge(messages[number])
-        wait_until(lambda: lag()["lagMs"] > 3000, "three acknowledgements that west lacks, since a while")
+        wait_until(lambda: lag()["lagMs"] > 3000, "three acknowledgements that west has lacked for a while")
     before = lag()["lagMs"]
     regions.kill_region(EAST)
     regions.bring_back(EAST)
@@ -181,7 +185,7 @@ def test_the_lag_of_a_region_that_is_down_survives_a_restart(regions: RegionsPro
     with client(regions, EAST) as east:
         consumer = subscribe(east, topic)
         consumer.acknowledge(consumer.receive(PATIENCE_MS))
-        wait_until(lambda: lag()["lagEntries"] == 4, "one more")
+        wait_until(lambda: lag()["lagEntries"] == 4, "a lag of four entries")
     regions.bring_back(WEST)
     wait_until(lambda: status(regions, EAST, topic)[0] == 0, "west to catch up")
     assert (lag()["lagEntries"], lag()["lagMs"]) == (0, 0)
@@ -211,7 +215,7 @@ def test_messages_acknowledged_elsewhere_do_not_block_a_consumer(
                 there.acknowledge(message)
         rest = [int(here.receive(PATIENCE_MS).data()) for _ in range(10)]
         assert sorted(first + rest) == list(range(30))
-        wait_until(lambda: unacked() == (15, False), "all of what the west acknowledged")
+        wait_until(lambda: unacked() == (15, False), "the west's acknowledgements to be counted")
         assert stats(regions, EAST, topic)["subscriptions"]["s"]["unackedMessages"] == 15
 
 
@@ -231,7 +235,9 @@ def test_policies_say_which_new_subscriptions_are_replicated(regions: RegionsPro
         for region in REGIONS:
             assert regions.http(region, "GET", where).json is True
             applied = f"{path}?applied=true"
-            wait_until(lambda one=region, of=applied: regions.http(one, "GET", of).json is True, "the policy to hold")
+            wait_until(
+                lambda one=region, of=applied: regions.http(one, "GET", of).json is True, "the policy to be in force"
+            )
         west.subscribe(topic, "s", consumer_type=SHARED, initial_position=pulsar.InitialPosition.Earliest).close()
         wait_for_backlog(regions, EAST, topic, 3)
         assert not stats(regions, EAST, topic)["subscriptions"]["before"]["isReplicated"], "existing ones stay"
@@ -239,7 +245,10 @@ def test_policies_say_which_new_subscriptions_are_replicated(regions: RegionsPro
         assert regions.http(EAST, "POST", f"{path}?region={WEST}", False).status == 412
         assert regions.http(EAST, "POST", f"{path}?region={EAST}", False).status == 204
         assert regions.http(WEST, "GET", path).text == ("" if level == "namespace" else "true")
-        wait_until(lambda: regions.http(EAST, "GET", f"{path}?applied=true").json is False, "the topic's own policy")
+        wait_until(
+            lambda: regions.http(EAST, "GET", f"{path}?applied=true").json is False,
+            "the topic's own policy to be in force",
+        )
         east.subscribe(topic, "mine", consumer_type=SHARED).close()
         assert not stats(regions, EAST, topic)["subscriptions"]["mine"]["isReplicated"]
         assert backlog(regions, WEST, topic, "mine") is None
@@ -253,7 +262,10 @@ def test_a_subscription_can_be_unreplicated_where_the_policy_says_replicated(reg
     base = topic_path(topic)
     assert regions.http(EAST, "PUT", base).status == 204
     assert regions.http(EAST, "POST", f"{base}/replicateSubscriptionState", True).status == 204
-    wait_until(lambda: regions.http(EAST, "GET", f"{base}/replicateSubscriptionState?applied=true").json, "the policy")
+    wait_until(
+        lambda: regions.http(EAST, "GET", f"{base}/replicateSubscriptionState?applied=true").json,
+        "the policy to be in force",
+    )
     for name, query, wanted in (("a", "", True), ("b", "?replicated=false", False), ("c", "?replicated=true", True)):
         assert regions.http(EAST, "PUT", f"{base}/subscription/{name}{query}", "earliest").status == 204
         assert stats(regions, EAST, topic)["subscriptions"][name]["isReplicated"] is wanted, name

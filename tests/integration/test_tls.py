@@ -240,7 +240,9 @@ def test_a_region_with_an_untrusted_certificate_is_not_contacted(secure: Secure,
         del east["brokerServiceUrlTls"]
         assert alone.http("PUT", "/admin/v2/clusters/plain", east).status == 204
         wait_until(lambda: "certificate verify failed" in alone.log(), "the wrong certificate to be noticed")
-        wait_until(lambda: "region plain has no brokerServiceUrlTls" in alone.log(), "the missing address")
+        wait_until(
+            lambda: "region plain has no brokerServiceUrlTls" in alone.log(), "the missing address to be noticed"
+        )
 
 
 async def test_a_man_in_the_middle_between_two_regions_is_detected(secure: Secure) -> None:

@@ -42,7 +42,7 @@ def eventually_refused(act: Callable[[], Any], kind: type[Exception]) -> None:
             made.close()
         return False
 
-    wait_until(refused, f"{kind.__name__}")
+    wait_until(refused, f"a refusal with {kind.__name__}")
 
 
 def test_topics_are_not_created_where_the_namespace_forbids_it(broker: BrokerProcess, client: pulsar.Client) -> None:
@@ -157,7 +157,7 @@ def test_subscriptions_are_not_created_where_the_topic_forbids_it(broker: Broker
     client.subscribe("closed", "made").close()
     client.create_reader("closed", pulsar.MessageId.earliest).close()  # a reader creates no subscription
     assert broker.http("DELETE", f"{path}/autoSubscriptionCreation").status == 204
-    wait_until(lambda: asyncio.run(answer("new")) == -1, "subscriptions to be made again")
+    wait_until(lambda: asyncio.run(answer("new")) == -1, "subscriptions to be created again")
 
 
 def test_the_number_of_topics_of_a_namespace_is_limited(broker: BrokerProcess, client: pulsar.Client) -> None:
@@ -232,7 +232,7 @@ def test_messages_are_at_most_as_large_and_as_delayed_as_the_topic_allows(
         except pulsar.Timeout:
             return False
 
-    wait_until(at_once, "messages to come at once")
+    wait_until(at_once, "messages to arrive together")
     consumer.close()
 
 

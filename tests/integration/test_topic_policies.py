@@ -109,7 +109,7 @@ def test_the_topics_limit_of_producers_overrides_the_namespaces(broker: BrokerPr
             return True
         return False
 
-    wait_until(busy, "the limit to hold")
+    wait_until(busy, "the limit to be in force")
     assert len(kept) >= 2
     kept.pop().close()
     assert broker.http("DELETE", f"{TOPICS}/crowded/maxProducers").status == 204
@@ -120,7 +120,7 @@ def test_the_topics_limit_of_producers_overrides_the_namespaces(broker: BrokerPr
             kept.append(client.create_producer("crowded"))
         return len(kept) >= 4
 
-    wait_until(many, "the limit to go")
+    wait_until(many, "the limit to be lifted")
 
 
 def test_a_topic_deduplicates_although_its_namespace_does_not(broker: BrokerProcess, client: pulsar.Client) -> None:
@@ -142,9 +142,9 @@ def test_a_topic_deduplicates_although_its_namespace_does_not(broker: BrokerProc
     assert again.last_sequence_id() == 5
     assert broker.http("POST", f"{NS}/deduplication", True).status == 204
     assert broker.http("POST", f"{TOPICS}/once/deduplicationEnabled", False).status == 204
-    wait_until(lambda: status() == "Disabled", "the topic to stop")
+    wait_until(lambda: status() == "Disabled", "the topic to stop deduplicating")
     assert broker.http("DELETE", f"{TOPICS}/once/deduplicationEnabled").status == 204
-    wait_until(lambda: status() == "Enabled", "the namespace's word to count")
+    wait_until(lambda: status() == "Enabled", "the namespace's policy to be in force")
     assert broker.http("DELETE", f"{NS}/deduplication").status == 204
     again.close()
 
@@ -165,7 +165,7 @@ def test_a_topics_retention_keeps_what_its_namespaces_would_delete(
             producer.send_async(b"%d" % number, lambda _result, _place: None)
         producer.flush()
         producer.close()
-    wait_until(lambda: ledgers("given-part-partition-0") <= 1, "the space to be given back")
+    wait_until(lambda: ledgers("given-part-partition-0") <= 1, "the space to be freed")
     assert ledgers("kept-part-partition-0") >= 4
     assert broker.http("DELETE", f"{TOPICS}/kept-part/retention").status == 204
-    wait_until(lambda: ledgers("kept-part-partition-0") <= 1, "the space to be given back here, too")
+    wait_until(lambda: ledgers("kept-part-partition-0") <= 1, "the space to be freed here as well")

@@ -110,7 +110,7 @@ def test_unused_topics_are_deleted_where_policies_say_so(broker: BrokerProcess, 
     assert broker.http("PUT", f"{TOPICS}/idle/parts/partitions", 2).status == 204
     assert broker.http("POST", f"{NS}/idle/inactiveTopicPolicies", SOON).status == 204
     left = {"subscribed", "retained", "used", "kept"}
-    wait_until(lambda: listed(broker, "idle") == left, "the unused topics to go")
+    wait_until(lambda: listed(broker, "idle") == left, "the unused topics to be removed")
     assert broker.http("GET", f"{TOPICS}/idle/parts/partitions").json["partitions"] == 2, (
         "the number of partitions stays"
     )
@@ -121,7 +121,7 @@ def test_unused_topics_are_deleted_where_policies_say_so(broker: BrokerProcess, 
     assert broker.http("POST", f"{NS}/idle/inactiveTopicPolicies", CAUGHT_UP).status == 204
     used.close()
     left = {"retained", "kept", "behind"}
-    wait_until(lambda: listed(broker, "idle") == left, "what is read to its end to go")
+    wait_until(lambda: listed(broker, "idle") == left, "the topics that were read to the end to be removed")
     consumer = client.subscribe("public/idle/behind", "s")
     assert consumer.receive(PATIENCE_MS).data() == b"not read"
     consumer.close()

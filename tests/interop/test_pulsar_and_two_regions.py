@@ -224,7 +224,7 @@ def test_where_pulsar_stores_repeats_status_says_so(clusters: dict[str, Cluster]
 
     for space in (UNGUARDED, JUDGED):
         clusters[EAST].publish(f"persistent://{space}/warned", numbered("one", 1))
-        wait_until(lambda space=space: warning(space) is not None, "the link", 60.0)
-    wait_until(lambda: warning(UNGUARDED), "the warning", 60.0)
+        wait_until(lambda space=space: warning(space) is not None, "the link to be up", 60.0)
+    wait_until(lambda: warning(UNGUARDED), "the warning to be logged", 60.0)
     assert "set-deduplication --enable" in (warning(UNGUARDED) or "")
     assert warning(JUDGED) == ""

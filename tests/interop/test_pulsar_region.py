@@ -218,6 +218,6 @@ def test_a_namespace_that_is_missing_there_is_said_and_nothing_is_lost(
         shown = meridian.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json["replication"]["apache"]
         return str(shown["lastError"] or "") if shown["replicationBacklog"] else ""
 
-    print(wait_until(told, "the reason"))
+    print(wait_until(told, "the reason to be shown"))
     assert apache.http("PUT", "/admin/v2/namespaces/shop/late", {}).status == 204
     assert_holds(apache, topic, numbered("a", 20))

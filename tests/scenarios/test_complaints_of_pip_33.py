@@ -213,7 +213,7 @@ def test_16017_a_one_way_set_up_says_that_nothing_is_synced(regions: RegionsProc
         (peer,) = regions.http(EAST, "GET", status).json["peers"]
         return str(peer["reason"])
 
-    wait_until(lambda: reason() == "NotARegionOfTheTopic", "the reason")
+    wait_until(lambda: reason() == "NotARegionOfTheTopic", "the reason to be shown")
     assert not regions.http(EAST, "GET", status).json["synced"]
     with client(regions, EAST) as east:  # and what is consumed here is trimmed, as no other region is waited for
         take_numbers(subscribe(east, topic), range(5))

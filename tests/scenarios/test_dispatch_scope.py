@@ -92,7 +92,7 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
             one.clear()
         listening[EAST].holding = True
         publish(east, topic, numbered(range(5000, 5200)))
-        wait_until(lambda: len(listening[EAST].numbers) == 200, "all of them at the preferred holder")
+        wait_until(lambda: len(listening[EAST].numbers) == 200, "all messages at the preferred holder")
         wait_for_backlog(regions, WEST, topic, 200)
         wait_for_backlog(regions, CENTRAL, topic, 200)
         regions.kill_region(EAST)
@@ -146,7 +146,7 @@ def test_of_two_regions_one_takes_over_by_itself_when_a_third_one_votes(regions:
         wait_until(lambda: dispatchers(regions, WEST, topic) == own, "each stream with its preferred holder")
         listening[EAST].holding = True
         publish(east, topic, numbered(range(100)))
-        wait_until(lambda: len(listening[EAST].numbers) == 100, "all of them at the preferred holder")
+        wait_until(lambda: len(listening[EAST].numbers) == 100, "all messages at the preferred holder")
         wait_for_backlog(regions, WEST, topic, 100)
         regions.kill_region(CENTRAL)
         regions.bring_back(CENTRAL)

@@ -149,8 +149,11 @@ def test_a_region_that_is_killed_is_reported_and_its_consumers_go_on_elsewhere(r
     assert meridian(regions, "produce again -m one -m two").returncode == 0
     assert meridian(regions, "consume again -s billing --replicated --count 1").stdout == "one\n"
     west = "http://127.0.0.1:8090"
-    wait_until(lambda: meridian(regions, f"subscriptions status again billing --url {west}").returncode == 0, "in step")
+    wait_until(
+        lambda: meridian(regions, f"subscriptions status again billing --url {west}").returncode == 0,
+        "the regions to be in step",
+    )
     os.kill(int(process), signal.SIGKILL)
     elsewhere = "consume again -s billing --replicated --count 1 --url pulsar://127.0.0.1:6660"
     assert meridian(regions, elsewhere).stdout == "two\n"
-    wait_until(lambda: "Start it again: meridian broker" in regions.log(), "the report")
+    wait_until(lambda: "Start it again: meridian broker" in regions.log(), "the report to be written")

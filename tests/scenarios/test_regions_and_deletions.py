@@ -69,7 +69,7 @@ def test_a_region_was_away_while_topics_were_deleted(regions: RegionsProcess) ->
         left = topics(regions, WEST)
         return not left & {plain, ahead, f"{parts}-partition-0", f"{parts}-partition-1"} and again in left
 
-    wait_until(settled, "the deleted topics to go")
+    wait_until(settled, "the deleted topics to be removed")
     for region in REGIONS:
         assert stored(regions, region, again, 3) == [20, 21, 22], f"{region} has the topic that was created again"
         assert regions.http(region, "GET", f"{topic_path(parts)}/partitions").status == 404, (

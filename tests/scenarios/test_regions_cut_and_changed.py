@@ -110,7 +110,9 @@ def test_a_link_falls_silent(regions: LinkedRegions) -> None:
         publish(east, topic, numbered(range(10, 15)))
         publish(west, topic, numbered(range(15, 20)))
         for region in REGIONS:
-            wait_until(lambda region=region: backlog(regions, region, topic) == 20, f"{region} to have all 20", 25)
+            wait_until(
+                lambda region=region: backlog(regions, region, topic) == 20, f"{region} to have all 20 messages", 25
+            )
         acknowledge_some(east, topic, 20, below=8)
         wait_for(regions, WEST, topic, 12)
         regions.heal()

@@ -174,7 +174,7 @@ class SimBroker:
         self.exchange = ExchangeLinks(self, core)
         self.replication = ReplicationLinks(self)
         regions = OtherRegions(exchange=self.exchange, leasing=leases, replication=self.replication)
-        self.service = TopicService(registry, regions, ends, self.exchange)
+        self.service = TopicService(registry, regions, ends, self.exchange, lambda: 0.5)
         host.bind(self.service.opener)
         self._built()
         is_sure = True

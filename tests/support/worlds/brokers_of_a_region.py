@@ -96,7 +96,7 @@ class ServingBroker(BrokerOfTest):
         leases = LeaseManager(LeasedTopics(registry), f"{REGION}#{name}", self.scheduler.monotonic_ms)
         nowhere = NoRegions()
         regions = OtherRegions(exchange=nowhere, leasing=leases, replication=cast("GeoReplication", nowhere))
-        self.service = TopicService(registry, regions, StoredEnds(registry), cast("Comparing", nowhere))
+        self.service = TopicService(registry, regions, StoredEnds(registry), cast("Comparing", nowhere), lambda: 1.0)
         self.owned.bind(self.service.opener)
 
     async def open(self, name: TopicName) -> Topic:

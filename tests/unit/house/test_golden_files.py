@@ -209,6 +209,28 @@ def test_a_newer_value_is_refused_with_an_explanation(name: str, read: Callable[
         read(bytes((newer,)) + data[1:])
 
 
+@pytest.mark.parametrize(
+    ("name", "read", "what"),
+    [
+        ("progress.bin", Progress.decode, "the progress is damaged: it has format 0, and .* reads 1 to 5"),
+        ("dropped.bin", Dropped.decode, "the record of drops is damaged: it has format 0, and .* reads 1$"),
+        ("entry-own.bin", entry.unpack, "the entry is damaged: it has format 0"),
+        ("progress-record-acked.bin", changes.decode, "the progress record is damaged: it has format 0"),
+    ],
+)
+def test_a_format_that_no_version_wrote_is_not_called_newer(
+    name: str, read: Callable[[bytes], object], what: str
+) -> None:
+    with pytest.raises(ValueError, match=what):
+        read(b"\x00" + golden(name)[1:])
+
+
+def test_a_kind_that_no_version_wrote_is_not_called_newer() -> None:
+    data = golden("progress-record-acked.bin")
+    with pytest.raises(ValueError, match="damaged: no kind has number 0"):
+        changes.decode(data[:1] + b"\x00" + data[2:])
+
+
 def test_newer_sequence_ids_are_refused_with_an_explanation() -> None:
     payload = changes.decode(golden("progress-record-sequences.bin")).payload
     assert payload[0] == 1
@@ -258,10 +280,15 @@ async def test_the_log_is_read_without_its_checkpoint_and_index(log: Path, patte
 
 
 def as_newer(data: bytes, crc_at: int, newer: int) -> bytes:
-    """The same file header with another version (a u16 after the magic) and a correct checksum."""
+    """The same file header with a newer version and a correct checksum."""
     assert data[8] == 0
     assert 0 < data[9] < newer
-    changed = data[:9] + bytes((newer,)) + data[10:]
+    return with_version(data, crc_at, newer)
+
+
+def with_version(data: bytes, crc_at: int, version: int) -> bytes:
+    """The same file header with another version (a u16 after the magic) and a correct checksum."""
+    changed = data[:9] + bytes((version,)) + data[10:]
     end = crc_at if crc_at >= 0 else len(data) + crc_at
     return changed[:end] + struct.pack(">I", crc32c(changed[:end])) + changed[end + 4 :]
 
@@ -282,6 +309,22 @@ async def test_a_newer_log_is_refused_with_an_explanation(log: Path, name: str, 
         await LocalLedgerStore.start(log)
     after = {path.name: path.read_bytes() for path in log.iterdir() if path.name != "LOCK"}
     assert after == before, "refused files are left unchanged"
+
+
+@pytest.mark.parametrize(
+    ("name", "crc_at", "what"),
+    [
+        ("segment-000000000002.log", 36, "log format 0"),
+        ("checkpoint-000000000001", -4, "checkpoint format 0"),
+    ],
+)
+async def test_a_log_of_no_version_is_refused_and_not_called_newer(
+    log: Path, name: str, crc_at: int, what: str
+) -> None:
+    file = log / name
+    file.write_bytes(with_version(file.read_bytes(), crc_at, 0))
+    with pytest.raises(LedgerError, match=rf"{name} is damaged: it has {what}, and .* reads 1 to 2"):
+        await LocalLedgerStore.start(log)
 
 
 async def test_a_newer_index_file_is_rebuilt(log: Path) -> None:

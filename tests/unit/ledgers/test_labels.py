@@ -55,3 +55,5 @@ def test_newer_labels_are_refused_with_an_explanation() -> None:
     label = Label(Kind.MESSAGES, Belonging("persistent://public/default/orders", ""), EARLIEST)
     with pytest.raises(ValueError, match=r"newer version of Meridian \(format 2, .*upgrade"):
         Label.decode(b"\x02" + label.encode()[1:])
+    with pytest.raises(ValueError, match="the ledger label is damaged: it has format 0"):
+        Label.decode(b"\x00" + label.encode()[1:])

@@ -148,7 +148,17 @@ def test_stored_values_are_read_back_with_their_stamp(value: Any, stamp: Stamp |
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"null", b"{}", b"\xff", b"[1]", b'{"format":1}', b'{"format":1,"value":1,"stamp":[1]}']
+    "data",
+    [
+        b"",
+        b"null",
+        b"{}",
+        b"\xff",
+        b"[1]",
+        b'{"format":1}',
+        b'{"format":1,"value":1,"stamp":[1]}',
+        b'{"format":0,"value":1}',
+    ],
 )
 def test_damaged_values_are_named(data: bytes) -> None:
     with pytest.raises(MetadataError, match="/where/it/is"):

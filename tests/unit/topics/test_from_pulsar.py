@@ -149,6 +149,8 @@ async def test_an_unreadable_record_says_why() -> None:
     one = await opened()
     with pytest.raises(PulsarPlacesError, match=r"newer version of Meridian \(format 3, this one reads up to 2\)"):
         one.topic.pulsar.replay(APACHE, b"\x03" + bytes(64))
+    with pytest.raises(PulsarPlacesError, match=r"is damaged: it has format 0, and .* reads 1 to 2"):
+        one.topic.pulsar.replay(APACHE, bytes(65))
     with pytest.raises(PulsarPlacesError, match="is damaged: it has 65 bytes"):
         one.topic.pulsar.replay(APACHE, b"\x02" + bytes(64))
 

@@ -6,6 +6,7 @@ Where regions compare what they have, topics of which another region has more as
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Set
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from meridian_broker.replication.progress import exchange, high_watermarks, link
 from meridian_broker.replication.progress.high_watermarks import ROUND_MS, TOPICS
 from meridian_broker.replication.progress.messages import SUMMARY_VERSION, Digest, State
 from meridian_broker.topics.backfill.backfill import Due, Look
+from meridian_broker.topics.backfill.questions import Found, Want
 from meridian_broker.topics.service.backfill_rounds import (
     LOOKS,
     POLLS,
@@ -28,6 +30,8 @@ from meridian_broker.topics.service.backfill_rounds import (
     BackfillRounds,
     StoredEnds,
 )
+from simulation.replication_links import ReplicationLinks
+from simulation.story import Story
 from support.worlds.exchange_world import ExchangeWorld
 
 
@@ -36,11 +40,12 @@ class Asking:
 
     def __init__(self, due: Due) -> None:
         self._due = due
+        self.seen: tuple[object, ...] | None = None
         self.looks = self.asked = 0
 
     def look(self) -> Look:
         self.looks += 1
-        return Look(self._due, {"us"}, {"eu"})
+        return Look(self._due, {"us"}, {"eu"}, self.seen)
 
     def start(self) -> None:
         self.asked += 1
@@ -67,10 +72,38 @@ class Exchange:
         self.compared.append(set(origins))
 
 
-def rounds_of(broker: Any, exchange: Exchange | None = None) -> tuple[BackfillRounds, StoredEnds]:
+def rounds_of(
+    broker: Any,
+    exchange: Exchange | None = None,
+    now_ms: Callable[[], int] = lambda: 0,
+    jitter: Callable[[], float] = lambda: 1.0,
+) -> tuple[BackfillRounds, StoredEnds]:
     """The rounds over these topics, and the topics of which others have more, as the exchange finds."""
     ends = StoredEnds(broker)
-    return BackfillRounds(broker, ends, exchange or Exchange()), ends
+    return BackfillRounds(broker, ends, exchange or Exchange(), now_ms, jitter), ends
+
+
+class Seconds:
+    """Rounds over one topic, a look a second, and the seconds in which it asked."""
+
+    def __init__(self, due: Due, *able: str, jitter: float = 1.0) -> None:
+        """:param able: regions that compare ends."""
+        self.broker, (self.topic,) = service(**{due.name: 1})
+        self._exchange = Exchange(*able)
+        self.rounds, self.ends = rounds_of(self.broker, self._exchange, lambda: 1000 * self.now, lambda: jitter)
+        self.now = 0
+
+    def run(self, seconds: int) -> list[int]:
+        """Counted from now; the regions whose ends are compared stay the same, whether it asks or not."""
+        asked = list[int]()
+        for second in range(seconds):
+            before = self.topic.asked
+            self.rounds.look()
+            assert self._exchange.compared[-1] == {"us"}
+            if self.topic.asked > before:
+                asked.append(second)
+            self.now += 1
+        return asked
 
 
 @pytest.mark.parametrize("count", [1, 50, POLLS, POLLS + 1, 3 * POLLS, LOOKS, 2 * LOOKS + 7])
@@ -162,6 +195,83 @@ def test_topics_of_which_others_have_more_ask_in_turn() -> None:
     for _ in range(2):
         missing.look()
     assert all(one.asked == 1 for one in asking)
+
+
+@pytest.mark.parametrize("due", [Due.POLL, Due.NOW])
+def test_a_topic_that_asks_in_vain_while_a_region_is_away_asks_less_and_less(due: Due) -> None:
+    one = Seconds(due, "eu")
+    one.topic.seen = ("us is away",)
+    assert one.run(130) == [0, 1, 3, 7, 15, 31, 61, 91, 121]
+
+
+def test_pauses_are_partly_random() -> None:
+    one = Seconds(Due.POLL, "eu", jitter=0.0)
+    one.topic.seen = ("us is away",)
+    assert one.run(80) == [0, 1, 2, 4, 8, 16, 31, 46, 61, 76]
+
+
+def test_a_topic_asks_at_once_when_something_changed() -> None:
+    one = Seconds(Due.POLL, "eu")
+    one.topic.seen = ("us is away",)
+    one.run(40)
+    one.topic.seen = ("us is back",)
+    assert one.run(10) == [0, 1, 3, 7], "and pauses grow from the first one again"
+
+
+def test_a_topic_of_which_another_region_has_more_does_not_pause() -> None:
+    one = Seconds(Due.POLL, "eu")
+    one.topic.seen = ("us is away",)
+    one.run(40)
+    one.ends.more_elsewhere("t0")
+    assert one.run(1) == [0]
+
+
+def test_a_topic_that_waits_for_regions_that_can_answer_does_not_pause() -> None:
+    assert Seconds(Due.NOW, "eu").run(20) == list(range(20))
+
+
+def test_where_polls_are_the_only_way_they_do_not_pause() -> None:
+    one = Seconds(Due.POLL)
+    one.topic.seen = ("us is away",)
+    assert one.run(20) == list(range(20))
+
+
+def test_questions_become_few_while_a_region_is_down_and_its_return_is_noticed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three real regions, one of them down for ten minutes."""
+    asked, ask = list[str](), ReplicationLinks.ask
+
+    async def noted(links: ReplicationLinks, region: str, want: Want) -> Found:
+        asked.append(region)
+        return await ask(links, region, want)
+
+    monkeypatch.setattr(ReplicationLinks, "ask", noted)
+    story = Story()
+
+    def told(*lines: str) -> Counter[str]:
+        asked.clear()
+        for line in lines:
+            for _ in story.run(line):
+                pass
+        return Counter(asked)
+
+    told("regions us eu ap", "produce us t x3", "tick 5000", "crash us", "crash eu", "start eu", "tick 120000")
+    few = told("tick 480000")
+    assert few["eu"] + few["ap"] <= 4 * 2 * 480 // 15, "two regions ask for two origins, at least twice a minute"
+    assert few["eu"] + few["ap"] >= 2 * 480 // 30
+    assert told("start us", "tick 2000")["us"], "for what eu may have lost"
+
+
+def test_pauses_of_closed_topics_are_forgotten() -> None:
+    one = Seconds(Due.POLL, "eu")
+    one.topic.seen = ("us is away",)
+    one.run(40)
+    closed = one.broker.topics.pop("t0")
+    one.broker.topics["t1"] = SimpleNamespace(failure=None, backfill=None)
+    one.rounds.look()
+    one.broker.topics["t0"] = closed
+    assert one.run(2) == [0, 1]
 
 
 class Open(Set[str]):

@@ -56,6 +56,8 @@ def test_a_torn_record_is_refused_or_shorter_by_whole_names(record: Record, data
 def test_a_newer_format_is_refused_with_a_sentence() -> None:
     with pytest.raises(SequencesError, match=r"newer version of Meridian \(format 2,"):
         decode(b"\x02" + encode(Record(0, EARLIEST, []))[1:])
+    with pytest.raises(SequencesError, match="the record of sequence ids is damaged: it has format 0"):
+        decode(b"\x00" + encode(Record(0, EARLIEST, []))[1:])
 
 
 @settings(max_examples=500)

@@ -278,7 +278,7 @@ def test_a_round_of_topics_that_wait_for_polls() -> None:
     topics = {Name(number): topic for number in range(2 * LOOKS)}
     registry: Any = SimpleNamespace(topics=topics)
     exchange: Any = SimpleNamespace(compare_ends=lambda _: None, compares_ends_with=lambda _: False)
-    missing = BackfillRounds(registry, StoredEnds(registry), exchange)
+    missing = BackfillRounds(registry, StoredEnds(registry), exchange, lambda: 0, lambda: 1.0)
     for _ in range(30):
         missing.look()
     assert compared.count < 30 * 2 * LOOKS

@@ -292,10 +292,10 @@ def regions_status(console: Console) -> None:
 @click.argument("admin_url", metavar="ADMIN-URL")
 @with_console
 def regions_add(console: Console, region: str, broker_url: str, admin_url: str) -> None:
-    """Make a further REGION known: here, and in all regions that share scope `clusters` with this one.
+    """Add REGION here, and in all regions that share scope `clusters` with this one.
 
     With TLS (pulsar+ssl, https) these link to it without a restart. REGION itself starts with a `regionsFile` that
-    lists all. Then allow it to tenants, and add it to namespaces.
+    lists all. Then allow tenants to use it, and add it to namespaces.
 
     \b
       meridian regions add ap-south pulsar+ssl://ap:6651 https://ap:8443
@@ -323,7 +323,7 @@ def regions_add(console: Console, region: str, broker_url: str, admin_url: str) 
 @yes_option
 @with_console
 def regions_replace(console: Console, region: str, yes: bool) -> None:
-    """Let the new store of REGION share metadata under this name, which an earlier store had.
+    """Let REGION's new metadata store take the place of an earlier store of that name.
 
     Ask the new region itself (`--url`). It catches up with all other regions, and then they accept it. The earlier
     store must not run any more: from then on the others refuse it.

@@ -23,8 +23,8 @@ def shadow() -> None:
     "holds",
     default=True,
     show_default=True,
-    help="Whether what the shadow's subscriptions have not acknowledged stays stored. With --no-hold they skip what "
-    "the source deletes.",
+    help="Whether messages stay stored until the shadow's subscriptions have acknowledged them. With --no-hold "
+    "subscriptions skip what the source deletes.",
 )
 @click.option(
     "--auto-reset-backlog-entries",

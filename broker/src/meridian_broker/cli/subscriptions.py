@@ -179,7 +179,7 @@ def subscriptions_create(
 @click.argument("topic", type=topic_name)
 @click.argument("subscription")
 @click.option("--off", is_flag=True, help="Stop replicating. Each region continues on its own from where it is.")
-@click.option("--from", "source", metavar="REGION", help="Use this region's progress for all regions, not the union.")
+@click.option("--from", "source", metavar="REGION", help="Use this region's progress for all, not their union.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; print what each region would skip.")
 @with_console
 def subscriptions_replicate(
@@ -188,7 +188,7 @@ def subscriptions_replicate(
     """Keep the progress of SUBSCRIPTION the same in all regions of TOPIC.
 
     What was acknowledged in any region counts in all of them, so a region may skip messages that were not consumed
-    there; the number is printed. With ``--from``, all regions take over the progress of that one, and may skip messages
+    there; the number is printed. With `--from`, all regions take over the progress of that one, and may skip messages
     or deliver some again. A region that cannot be reached follows once it is back.
 
     \b

@@ -238,7 +238,7 @@ def _secret_manifest(name: str, content: Mapping[str, bytes]) -> str:
     metavar="URL",
     default="https://kubernetes.default.svc",
     show_default=True,
-    help="The API server, by the name that pods know it by.",
+    help="Address of the API server, as pods know it.",
 )
 @click.option(
     "--account",
@@ -256,7 +256,7 @@ def issue(
     kubernetes: str,
     account: Path,
 ) -> None:
-    """Keep a Secret of Kubernetes supplied with a token for one region that can only administer. Runs until SIGTERM.
+    """Keep a Kubernetes Secret supplied with a token that can only administer one region. Runs until SIGTERM.
 
     The region's chart runs it for the operator, beside the region's key. The token is replaced when half of its
     lifetime is over, or when another key is in force.

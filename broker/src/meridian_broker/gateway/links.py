@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ClientError, ConnectFailed, ConnectionLost
+from meridian_broker.ledgers.backoff import Backoff
 from meridian_broker.wire.pulsar import encode
 
 if TYPE_CHECKING:
@@ -42,28 +43,6 @@ Resolver = Callable[[str], "tuple[str, str | None] | None"]
 """Region -> (service URL, admin URL); None: not known at present."""
 Send = Callable[[int, "ProtoMessage"], None]
 """Send a command: its type and its message. Raises ``ConnectionLost`` when the link is down."""
-
-
-class Backoff:
-    """Growing delays, partly random.
-
-    :param jitter: returns numbers from 0 to 1; ``random.random`` in production.
-    """
-
-    def __init__(self, jitter: Callable[[], float], *, first: float = FIRST_DELAY, last: float = LAST_DELAY) -> None:
-        self._jitter = jitter
-        self._first = first
-        self._last = last
-        self._next = first
-
-    def reset(self) -> None:
-        self._next = self._first
-
-    def next(self) -> float:
-        """Seconds to wait now: between half of the current delay and the whole of it."""
-        delay = self._next
-        self._next = min(self._last, delay * 2)
-        return delay * (0.5 + 0.5 * self._jitter())
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +89,7 @@ class Link:
         """The last answer at that address came from a broker that is not Meridian."""
         self._resolve = resolve
         self._options = options.towards(region)
-        self._backoff = Backoff(jitter)
+        self._backoff = Backoff(jitter, FIRST_DELAY, LAST_DELAY)
         self._on_up = on_up
         self._on_down = on_down
         self._on_command = on_command

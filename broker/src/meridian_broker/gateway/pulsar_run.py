@@ -18,10 +18,10 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import markers
 
 if TYPE_CHECKING:
-    from meridian_broker.gateway.links import Backoff
     from meridian_broker.gateway.pulsar_admin import PulsarAdmin
     from meridian_broker.gateway.remote_admin import RemoteAdmin
     from meridian_broker.gateway.remote_brokers import RemoteBrokers
+    from meridian_broker.ledgers.backoff import Backoff
     from meridian_broker.replication.entries.pulsar_replicator import PulsarReplicator
     from meridian_broker.replication.entries.source import ReplicationSource
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.gateway.client_errors import ClientError, RequestRefused
-from meridian_broker.gateway.links import Backoff, Resolver
+from meridian_broker.gateway.links import FIRST_DELAY, Resolver
 from meridian_broker.gateway.pulsar_admin import PulsarAdmin
 from meridian_broker.gateway.pulsar_run import PulsarRun
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.remote_admin import OtherKindThere, RemoteAdmin
 from meridian_broker.gateway.remote_brokers import RemoteBrokers
 from meridian_broker.gateway.replicator_run import ReplicatorRun, partitioned_topic
+from meridian_broker.ledgers.backoff import Backoff
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.replication.entries.producing import QUEUE_SIZE
@@ -118,7 +119,7 @@ class ReplicatorRunner:
             )
         if (skipped := topic.skipped_for(remote)) is not None:
             core.skip(skipped)
-        backoff = Backoff(self._jitter, last=LAST_DELAY)
+        backoff = Backoff(self._jitter, FIRST_DELAY, LAST_DELAY)
         if isinstance(core, PulsarReplicator):
             runs[remote] = PulsarRun(topic, core, place, self._admin, self._pulsar.admin, backoff, self._now_ms)
         else:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.gateway.client_errors import ClientError, RequestRefused, code_name
-from meridian_broker.gateway.links import STEADY, Backoff
+from meridian_broker.gateway.links import STEADY
 from meridian_broker.gateway.remote_admin import OtherDeletion
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.throttling import Throttle
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.client import PulsarClientConnection
     from meridian_broker.gateway.remote_admin import RemoteAdmin
     from meridian_broker.gateway.remote_brokers import RemoteBrokers
+    from meridian_broker.ledgers.backoff import Backoff
     from meridian_broker.positions.skipped import Skipped
     from meridian_broker.replication.entries.replicator import Replicator
     from meridian_broker.replication.entries.replicator_status import ReplicatorStatus

@@ -3,7 +3,7 @@
 
 Other rooms import only these modules of it::
 
-    block_times  chapters  damage  entry  finding  followed  holes  index  labels  log  notifying  objects
+    backoff  block_times  chapters  damage  entry  finding  followed  holes  index  labels  log  notifying  objects
     offloaded.cache  offloaded.copies  offloaded.offloading  offloaded.outside  offloaded.records  offloaded.storage
     offloaded.table  pending  periodic  reading  retired_indexes  scheduling  storage  store  throttling  times
     under_way  view

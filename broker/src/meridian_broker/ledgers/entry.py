@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from meridian_broker.bounds.clients import LATEST_TIME_MS
 from meridian_broker.positions.claims import BATCH_LIMIT
+from meridian_broker.positions.formats import unreadable
 from meridian_broker.positions.position import EARLIEST, Position
 
 FORMAT_VERSION: Final = 1
@@ -236,10 +237,7 @@ def unpack(entry: bytes) -> EntryHeader:
             HEADER.unpack_from(entry)
         )
         if version != FORMAT_VERSION:
-            raise EntryFormatError(
-                f"the entry was written by a newer version of Meridian (format {version}, this one reads up to "
-                f"{FORMAT_VERSION}); upgrade this broker"
-            )
+            raise EntryFormatError(unreadable("the entry", version, FORMAT_VERSION))
         region = origin = replicate_to = deliver_at = kept = replaces = came_from = None
         at = HEADER.size
         if flags & FOREIGN:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from meridian_broker.positions.formats import unreadable
 from meridian_broker.positions.position import EARLIEST, Position
 
 FORMAT_VERSION: Final = 1
@@ -88,10 +89,7 @@ class Label:
         try:
             version, number = _HEAD.unpack_from(data)
             if version != FORMAT_VERSION:
-                raise ValueError(
-                    f"the ledger label was written by a newer version of Meridian (format {version}, this one reads up "
-                    f"to {FORMAT_VERSION}); upgrade this broker"
-                )
+                raise ValueError(unreadable("the ledger label", version, FORMAT_VERSION))
             kind, at, texts = Kind(number), _HEAD.size, []
             for _ in Belonging._fields:
                 text, at = _text(data, at + _LENGTH.size, *_LENGTH.unpack_from(data, at))

@@ -18,6 +18,7 @@ from typing import Any, Final
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.formats import unreadable
 
 FORMAT: Final = 1
 """Format of stored values, unless their record says otherwise. Newer formats are refused, older ones are read."""
@@ -62,10 +63,9 @@ def opened(path: str, data: bytes, *, newest: int = FORMAT) -> tuple[Any, Stamp 
         wrapped = _DECODE(data.decode())
         found = wrapped["format"]
         if found > newest:
-            raise MetadataError(
-                f"{path} was written by a newer version of Meridian (format {found}, this one reads up to {newest}); "
-                "upgrade this broker"
-            )
+            raise MetadataError(unreadable(path, found, newest))
+        if found < 1:
+            raise ValueError(f"format {found}")
         stamp = wrapped.get("stamp")
         return wrapped["value"], None if stamp is None else Stamp(int(stamp[0]), int(stamp[1]), str(stamp[2])), wrapped
     except (ValueError, KeyError, TypeError, IndexError) as error:

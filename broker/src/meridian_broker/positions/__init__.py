@@ -3,7 +3,7 @@
 
 Other rooms import only these modules of it::
 
-    ackset  bitruns  claims  clock  dropped  encoded  layers  position  progress  reports  skipped  varints
+    ackset  bitruns  claims  clock  dropped  encoded  formats  layers  position  progress  reports  skipped  varints
 """
 
 from __future__ import annotations

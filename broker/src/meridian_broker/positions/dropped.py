@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Final
 
 from meridian_broker.positions.ackset import AckSet
+from meridian_broker.positions.formats import unreadable
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.positions.varints import Reader, put_name, put_number
 
@@ -170,10 +171,7 @@ class Dropped:
         reader = Reader(data)
         version = reader.byte()
         if version != FORMAT_VERSION:
-            raise ValueError(
-                f"the record of drops was written by a newer version of Meridian (format {version}, this one reads up "
-                f"to {FORMAT_VERSION}); upgrade this broker"
-            )
+            raise ValueError(unreadable("the record of drops", version, FORMAT_VERSION))
         result = cls()
         for _ in range(reader.count(5)):
             region = reader.name()

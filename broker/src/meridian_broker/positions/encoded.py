@@ -17,6 +17,7 @@ from meridian_broker.positions.acks_by_region import extract_acks, put_acks, tak
 from meridian_broker.positions.ackset import FLOOR
 from meridian_broker.positions.beginning import UNKNOWN, Beginning
 from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.formats import unreadable
 from meridian_broker.positions.layer import Layer
 from meridian_broker.positions.layered import NO_ACKS, LayeredAcks
 from meridian_broker.positions.layers import Layers, Touched, check_order, known_of
@@ -83,10 +84,7 @@ class EncodedAcks(LayeredAcks):
         reader = Reader(data)
         version = reader.byte()
         if not 1 <= version <= FORMAT_VERSION:
-            raise ValueError(
-                f"the progress was written by a newer version of Meridian (format {version}, this one reads up to "
-                f"{FORMAT_VERSION}); upgrade this broker"
-            )
+            raise ValueError(unreadable("the progress", version, FORMAT_VERSION))
         if version == 5:
             return cls._decode_timeless(reader)
         result = cls()

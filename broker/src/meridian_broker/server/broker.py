@@ -219,7 +219,7 @@ class BrokerProcess:
         self.exchange = self._progress(ends, links)
         self.behind = BehindRecord(self.catalog, self.broker_id, self.exchange, self.scheduler.now_ms)
         regions = OtherRegions(exchange=self.exchange, leasing=self.leases, replication=self.runner, before=self.behind)
-        self.service = TopicService(registry, regions, ends, self.exchange)
+        self.service = TopicService(registry, regions, ends, self.exchange, random.Random().random)
         self.host.bind(self.service.opener)
         if self.several is not None:
             self.several.topics.bind(self.service.opener)

@@ -34,6 +34,7 @@ from crc32c import crc32c
 from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.local.index import Ledger, Run
 from meridian_broker.engines.local.segment import SegmentFormatError
+from meridian_broker.positions.formats import unreadable
 
 INDEX_FORMAT: Final = 1
 CHECKPOINT_FORMAT: Final = 2
@@ -188,11 +189,8 @@ def unpack_checkpoint(data: bytes, name: str) -> Checkpoint | None:
     magic, version, _, number, covered, segments, ledgers, deleted = _CHECKPOINT_HEADER.unpack_from(body)
     if magic != _CHECKPOINT_MAGIC:
         return None
-    if version > CHECKPOINT_FORMAT:
-        raise SegmentFormatError(
-            f"{name} was written by a newer version of Meridian (checkpoint format {version}, this one reads up to "
-            f"{CHECKPOINT_FORMAT}); upgrade this broker"
-        )
+    if not 1 <= version <= CHECKPOINT_FORMAT:
+        raise SegmentFormatError(unreadable(name, version, CHECKPOINT_FORMAT, form="checkpoint format"))
     checkpoint = Checkpoint(number, covered)
     at = _CHECKPOINT_HEADER.size
     for segment, length in _SEGMENT.iter_unpack(body[at : at + segments * _SEGMENT.size]):

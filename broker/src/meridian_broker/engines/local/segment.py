@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.formats import unreadable
 
 SEGMENT_PREFIX: Final = "segment-"
 SEGMENT_SUFFIX: Final = ".log"
@@ -206,11 +207,8 @@ def unpack_segment_header(data: bytes, name: str) -> SegmentHeader | None:
     magic, version, _, number, previous, previous_length = _HEADER.unpack_from(data)
     if magic != _MAGIC or _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
         return None
-    if version > FORMAT_VERSION:
-        raise SegmentFormatError(
-            f"{name} was written by a newer version of Meridian (log format {version}, this one reads up to "
-            f"{FORMAT_VERSION}); upgrade this broker"
-        )
+    if not 1 <= version <= FORMAT_VERSION:
+        raise SegmentFormatError(unreadable(name, version, FORMAT_VERSION, form="log format"))
     return SegmentHeader(number, previous, previous_length)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from meridian_broker.metadata.store import Change, MetadataError, MetadataFull, MetadataUnavailable
+from meridian_broker.positions.formats import unreadable
 
 FORMAT = 1
 """Version of the tables. A file with a newer one is refused; an older one would be upgraded here."""
@@ -203,11 +204,8 @@ def _open(path: Path) -> sqlite3.Connection:
         empty = sql.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
         if not empty and application != APPLICATION_ID:
             raise MetadataError(f"{path} is an SQLite file of another program: choose another data directory")
-        if found > FORMAT:
-            raise MetadataError(
-                f"{path} was written by a newer version of Meridian (metadata format {found}, this one reads up to "
-                f"{FORMAT}); upgrade this broker"
-            )
+        if not empty and not 1 <= found <= FORMAT:
+            raise MetadataError(unreadable(str(path), found, FORMAT, form="metadata format"))
         if empty:
             for statement in _SCHEMA.split(";"):
                 sql.execute(statement)

@@ -119,9 +119,8 @@ def decode(data: bytes) -> Message:
     reader = Reader(data)
     found = reader.byte()
     if found not in (FORMAT, WITH_KNOWN):
-        raise ValueError(
-            f"metadata events of format {found}; this version reads {FORMAT} and {WITH_KNOWN}: upgrade this region"
-        )
+        remedy = ": upgrade this region" if found > WITH_KNOWN else ""
+        raise ValueError(f"metadata events of format {found}; this version reads {FORMAT} and {WITH_KNOWN}{remedy}")
     kind, region = reader.byte(), _region(reader)
     message: Message
     if kind == _CHANGES:

@@ -73,6 +73,10 @@ class Look(NamedTuple):
     """With ``Due.POLL``: regions that do not send their entries themselves, ..."""
     sources: Set[str] = frozenset()
     """... and those that can be asked for them."""
+    seen: tuple[object, ...] | None = None
+    """If a region cannot be reached: whatever makes it worth asking again at once when it changes. Until then asking
+    again is likely to be in vain. None: it is not.
+    """
 
 
 NOTHING_DUE: Final = Look(Due.NEVER)
@@ -216,11 +220,19 @@ class Backfill:
             return DUE_NOW if joining else NOTHING_DUE
         if self._topic.is_ended and others <= self._asked and not joining:
             return DUE_NOW if self._lost_before_the_end() else NOTHING_DUE
-        sources = others - self._away(others)
-        if joining or not sources <= self._asked or self._gaps.open() or self._foreign_holes():
+        away = self._away(others)
+        sources = others - away
+        if joining or not sources <= self._asked:
             return DUE_NOW
+        gaps, holes = self._gaps.open(), self._foreign_holes()
         absent = self.absent(others)
-        return Look(Due.POLL, absent, sources) if absent and sources else NOTHING_DUE
+        if not (gaps or holes or (absent and sources)):
+            return NOTHING_DUE
+        seen: tuple[object, ...] | None = None
+        if away and sources.isdisjoint(absent):  # one that can be asked but does not send may have more at any time
+            last = map(self._topic.log.last_origin.get, sorted(absent))
+            seen = (self._away(self.sources()), gaps, holes, tuple(last))
+        return Look(Due.NOW if gaps or holes else Due.POLL, absent, sources, seen)
 
     def _away(self, others: Set[str]) -> set[str]:
         return {region for region in others if not self._peers.is_reachable(region)}

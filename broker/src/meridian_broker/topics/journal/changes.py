@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from meridian_broker.positions.formats import unreadable
+
 FORMAT_VERSION: Final = 1
 MANY: Final = 128
 """Subscriptions that one record names at most: a replay takes a few hundred changes at a time."""
@@ -136,10 +138,9 @@ def decode(record: bytes) -> Change:
     try:
         version, kind, length, time_ms = _HEAD.unpack_from(record)
         if version != FORMAT_VERSION:
-            raise ProgressLogError(
-                f"the progress record was written by a newer version of Meridian (format {version}, this one reads up "
-                f"to {FORMAT_VERSION}); upgrade this broker"
-            )
+            raise ProgressLogError(unreadable("the progress record", version, FORMAT_VERSION))
+        if not kind:
+            raise ProgressLogError("the progress record is damaged: no kind has number 0")
         if kind not in _KINDS:
             raise ProgressLogError(
                 f"the progress record was written by a newer version of Meridian (this one does not know kind {kind}); "

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import HEADER, unpack
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.formats import unreadable
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.journal.changes import Kind
 
@@ -86,10 +87,7 @@ class PulsarPlaces:
         if layout is not None and len(payload) != layout.size:
             raise PulsarPlacesError(f"the record of region {region} is damaged: it has {len(payload)} bytes")
         if layout is None:
-            raise PulsarPlacesError(
-                f"the record of region {region} was written by a newer version of Meridian (format {payload[0]}, this "
-                f"one reads up to {FORMAT_VERSION}); upgrade this broker"
-            )
+            raise PulsarPlacesError(unreadable(f"the record of region {region}", payload[0], FORMAT_VERSION))
         numbers = layout.unpack(payload)[1:]
         scanned, chain, received, upto, *since = (Position(*numbers[at : at + 2]) for at in range(0, len(numbers), 2))
         place = self._of(region)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Final, NamedTuple
 
+from meridian_broker.positions.formats import unreadable
 from meridian_broker.positions.position import EARLIEST, Position
 
 FORMAT_VERSION: Final = 1
@@ -104,10 +105,7 @@ def decode(data: bytes) -> Record:
     try:
         version, flags, ledger, entry = _HEAD.unpack_from(data)
         if version != FORMAT_VERSION:
-            raise SequencesError(
-                f"the record of sequence ids was written by a newer version of Meridian (format {version}, this one "
-                f"reads up to {FORMAT_VERSION}); upgrade this broker"
-            )
+            raise SequencesError(unreadable("the record of sequence ids", version, FORMAT_VERSION))
         at, names = _HEAD.size, []
         while at < len(data):
             last, used_ms, length = _NAME.unpack_from(data, at)

@@ -18,6 +18,8 @@ from meridian_broker.topics.service.policy_rounds import PolicyRounds
 from meridian_broker.topics.service.preloading import Loading
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meridian_broker.topics.lifecycle.parts import OtherRegions
     from meridian_broker.topics.service.backfill_rounds import Comparing, StoredEnds
     from meridian_broker.topics.service.registry import TopicRegistry
@@ -26,9 +28,17 @@ if TYPE_CHECKING:
 class TopicService:
     """See the module's text. One per broker."""
 
-    def __init__(self, registry: TopicRegistry, regions: OtherRegions, ends: StoredEnds, comparing: Comparing) -> None:
+    def __init__(
+        self,
+        registry: TopicRegistry,
+        regions: OtherRegions,
+        ends: StoredEnds,
+        comparing: Comparing,
+        jitter: Callable[[], float],
+    ) -> None:
         """
         :param ends: the high watermarks that ``comparing``, the exchange with other regions, compares.
+        :param jitter: returns numbers from 0 to 1, for pauses.
         """
         self.parts = registry.parts
         self.registry = registry
@@ -37,7 +47,7 @@ class TopicService:
         self.opener = TopicOpener(registry, regions, incarnations.follow)
         self.policies = PolicyRounds(self.opener)
         self.loading = Loading(self.opener)
-        self.backfill_rounds = BackfillRounds(registry, ends, comparing)
+        self.backfill_rounds = BackfillRounds(registry, ends, comparing, registry.parts.scheduler.monotonic_ms, jitter)
         self.watchers = TopicWatchers(registry.parts.scheduler, registry.names)
         topics = registry.parts.catalog.topics
         if registry.parts.ownership.is_sole:
