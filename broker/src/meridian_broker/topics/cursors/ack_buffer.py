@@ -112,10 +112,7 @@ class AckBuffer(CursorState):
             self.changed(confirmed, 1)
             return True
         self._entries += 1
-        claimants = common.claimants
-        if not claimants:
-            context.turns.add_first(common)  # before dispatch, which would flush each cursor by itself
-        claimants.append(self)
+        common.claim(self)
         return True
 
     def _is_plain(self) -> bool:
