@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
 from arrangements import TOPIC, Arrangement, OneBroker, TwoBrokers, cpu, rss
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from meridian_broker.wire.pulsar.varints import varint
 from raw import CLOSE_CONSUMER, MESSAGE, PING, Raw, frame, subscribing
 from report import Report
 
@@ -39,8 +38,8 @@ PER_CONNECTION = 2_000
 PERMITS = 100
 AT_ONCE = 500
 """SUBSCRIBEs of a connection in flight at once."""
-HEAD_BYTES = 64
-"""The first bytes of a MESSAGE's command, which contain the consumer and the message id."""
+NUMBER = 13
+"""Where the consumer's number begins in a MESSAGE, an ACK and a FLOW."""
 STALL_SECONDS = 120.0
 MANY = 100_000
 """Targets in seconds, each from this number of subscriptions on; below, those for 40,000."""
@@ -59,14 +58,12 @@ class Listener:
         self.raw = Raw(port)
         self._names = names
         self._data = bytearray()
-        self._flows = {varint(number): encode.flow(number, 1) for number in range(len(names))}
-        """By the consumer's number, as encoded on the wire."""
         self._place = b""
         """The message id received last."""
-        self._ack_heads, self._ack_tail = (b"", b""), b""
-        """Its ACK before and after the consumer's number, which has one or two bytes."""
-        self.reached: set[bytes] = set()
-        """Consumers that have acknowledged a message, by their numbers."""
+        self._answers = (b"", b"")
+        """ACK and FLOW of a consumer whose number has one byte or two."""
+        self.reached: set[tuple[int, ...]] = set()
+        """Consumers that have acknowledged a message, by their numbers as encoded."""
 
     def subscribe(self, first: int) -> bool:
         """The consumers from this number on, ``AT_ONCE`` of them. False: there are none left."""
@@ -90,47 +87,74 @@ class Listener:
         if not received:
             raise SystemExit("bench: the broker closed a connection")
         data += received
-        at, count, answers = 0, 0, list[bytes]()
+        at, count, answers = 0, 0, list[bytes | bytearray]()
         while len(data) - at >= 10:
-            end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-            if end > len(data):
+            size = 4 + int.from_bytes(data[at : at + 4], "big")
+            if at + size > len(data):
                 break
+            alike = 1
             if data[at + 9] == PING:
                 answers.append(encode.PONG)
             elif data[at + 9] == CLOSE_CONSUMER:
                 raise SystemExit("bench: a broker closed consumers: it lost its topics, and its log says why")
             elif data[at + 9] == MESSAGE:
-                count += 1
+                alike = count_alike(data, at, size)
+                count += alike
                 if acknowledge:
-                    answers += self._answer(data, at + 8)
-            at = end
+                    answers.append(self._answer(data, at, size, alike))
+            at += alike * size
         del data[:at]
         if answers:
             self.raw.write(b"".join(answers))
         return count
 
-    def _answer(self, data: bytearray, at: int) -> tuple[bytes, bytes, bytes, bytes]:
-        """ACK and FLOW for the MESSAGE whose command begins there: its consumer, then the message id, as brokers write
-        them. Nothing is parsed or encoded for each consumer, since the generator's work counts."""
-        head = bytes(data[at : at + HEAD_BYTES])
-        at = 6 if head[5] < 0x80 else 7
-        number, place = head[5:at], head[at + 2 : at + 2 + head[at + 1]]
+    def _answer(self, data: bytearray, at: int, size: int, count: int) -> bytearray:
+        """ACK and FLOW of each consumer for a run of MESSAGEs: all that differs are the numbers, which are copied.
+        Nothing is parsed or encoded for each consumer, since the generator's work counts."""
+        width = width_at(data, at)
+        begin = at + NUMBER + width + 2
+        place = bytes(data[begin : begin + data[begin - 1]])
         if place != self._place:
-            self._ack_of(place)
-        self.reached.add(number)
-        return self._ack_heads[at - 6], number, self._ack_tail, self._flows[number]
+            self._answer_with(place)
+        one = self._answers[width - 1]
+        answers, flow = bytearray(one * count), 4 + int.from_bytes(one[:4], "big")
+        numbers = [data[at + byte : at + count * size : size] for byte in range(NUMBER, NUMBER + width)]
+        for byte, column in enumerate(numbers, NUMBER):
+            answers[byte :: len(one)] = answers[flow + byte :: len(one)] = column
+        self.reached.update(zip(*numbers, strict=True))
+        return answers
 
-    def _ack_of(self, place: bytes) -> None:
+    def _answer_with(self, place: bytes) -> None:
         """Prepare the bytes that acknowledge this message."""
         read = pb.MessageIdData.FromString(place)
-        heads: list[bytes] = []
-        for consumer_id in (1, PER_CONNECTION):
-            number = varint(consumer_id)
-            head, _, self._ack_tail = encode.ack(consumer_id, 0, [(read.ledgerId, read.entryId)]).partition(
-                b"\x08" + number + b"\x10"
-            )
-            heads.append(head + b"\x08")
-        self._place, self._ack_heads, self._ack_tail = place, (heads[0], heads[1]), b"\x10" + self._ack_tail
+        one, two = (
+            encode.ack(consumer_id, 0, [(read.ledgerId, read.entryId)]) + encode.flow(consumer_id, 1)
+            for consumer_id in (1, PER_CONNECTION)
+        )
+        self._place, self._answers = place, (one, two)
+
+
+def width_at(data: bytearray, at: int) -> int:
+    """How many bytes the consumer's number has in the frame there."""
+    return 1 if data[at + NUMBER] < 0x80 else 2
+
+
+def count_alike(data: bytearray, at: int, size: int) -> int:
+    """How many frames in a row differ from the one there in nothing but the consumer's number."""
+    most, width, looked = (len(data) - at) // size, width_at(data, at), 8
+    while True:
+        count = min(looked, most)
+        run = data[at : at + count * size]
+        first = run[:size]
+        for byte in range(NUMBER, NUMBER + width):
+            run[byte::size] = first[byte : byte + 1] * count
+        same = first * count
+        if run != same:
+            differing = int.from_bytes(run, "big") ^ int.from_bytes(same, "big")
+            return (len(run) - (differing.bit_length() + 7) // 8) // size
+        if count == most:
+            return count
+        looked *= 4
 
 
 def connect(arrangement: Arrangement, subscriptions: list[tuple[str, str]]) -> list[Listener]:
@@ -169,7 +193,7 @@ def broadcast(
     producer.producer(TOPIC)
     published: list[float] = []
     arrived: list[tuple[float, int]] = []
-    taken, used, began = 0, cpu(brokers), time.monotonic()
+    taken, used, own, began = 0, cpu(brokers), time.process_time(), time.monotonic()
     moved = began
     while taken < messages * count:
         now = time.monotonic()
@@ -185,7 +209,7 @@ def broadcast(
                 moved = time.monotonic()
                 arrived.append((moved, got))
                 taken += got
-    used = cpu(brokers) - used
+    used, own = cpu(brokers) - used, time.process_time() - own
     waits = sorted(latencies(published, arrived, count))
     total = sum(number for _, number in waits)
     name = f"{rate}_per_second" + ("" if acknowledge else "_unacknowledged")
@@ -197,6 +221,7 @@ def broadcast(
         bench.figure(f"{name}_e2e_p99_seconds", p99)
     bench.figure(f"{name}_e2e_max_seconds", waits[-1][0])
     bench.at_most(f"{name}_broker_cpu_microseconds_per_delivery", used / total * 1e6, CPU_MICROSECONDS)
+    bench.figure(f"{name}_generator_cpu_microseconds_per_delivery", own / total * 1e6)
     producer.close()
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 from typing import Any
 
@@ -11,7 +12,9 @@ from meridian_broker.ledgers.entry import BATCH
 from meridian_broker.positions.dropped import Cause
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import topic as topics
+from meridian_broker.topics import turns
 from meridian_broker.topics.cursors import drops
+from meridian_broker.topics.cursors.cursor import Cursor
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.single import SingleDispatcher
 from meridian_broker.topics.dispatch.types import EXCLUSIVE, FAILOVER, SHARED, SubscriptionType
@@ -153,9 +156,15 @@ ACTS = (
 )
 
 
+@pytest.mark.parametrize("turn_ms", [turns.TURN_MS, 0])
 @pytest.mark.parametrize("seed", range(12))
-async def test_each_is_sent_what_the_usual_path_would_send(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_is_sent_what_the_usual_path_would_send(
+    seed: int, turn_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if acknowledgements are pending in between: a turn of no time ends after each subscription."""
     random = Random(seed)
+    monkeypatch.setattr(turns, "TURN_MS", turn_ms)
+    monkeypatch.setattr(turns, "LOOK_EVERY", 1)
     kinds = [random.choice([EXCLUSIVE, EXCLUSIVE, FAILOVER, SHARED]) for _ in range(6)]
     worlds = World(6), World(6)
 
@@ -196,3 +205,43 @@ async def test_only_the_first_of_many_takes_the_usual_path(monkeypatch: pytest.M
         await world.one.settle()
         assert len(pumped) == number
     assert all(port.got == [(place, 0, None) for place in world.one.stored] for port in world.ports.values())
+
+
+async def test_a_pending_acknowledgement_that_many_share_does_not_hold_back_the_newest_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = FEW + 1
+    world = World(count)
+    await world.start([EXCLUSIVE] * count)
+    for _ in range(2):
+        world.publish(1)
+        await world.one.settle()
+    for name in world.names[:2]:  # from the second on, they share one
+        await world.do("acknowledge", name, 0, EXCLUSIVE)
+        await world.one.settle()
+    monkeypatch.setattr(turns, "TURN_MS", 0)
+    monkeypatch.setattr(turns, "LOOK_EVERY", 1)
+    world.publish(1)
+    first = world.ports[world.names[0]]
+    for _ in range(40):
+        if len(first.got) == 3:
+            break
+        await asyncio.sleep(0)
+    for name in world.names[2:]:
+        assert len(world.ports[name].got) == 2, "its turn has not come"
+        await world.do("acknowledge", name, 1, EXCLUSIVE)
+    alone: list[Cursor] = []
+    flush = Cursor.flush
+
+    def counted(cursor: Cursor) -> None:
+        alone.append(cursor)
+        flush(cursor)
+
+    monkeypatch.setattr(Cursor, "flush", counted)
+    await world.rest()
+    assert not alone
+    assert all([place for place, _, _ in port.got] == world.one.stored for port in world.ports.values())
+    for name in world.names[2:]:
+        origin = world.one.topic.log.origin(world.one.stored[1])
+        assert origin is not None
+        assert world.one.topic.subscriptions[name].cursor.progress.is_acked(*origin)

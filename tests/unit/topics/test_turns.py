@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from meridian_broker.topics.turns import LOOK_EVERY, TURN_MS, Turns
+from meridian_broker.topics.turns import FIRST_WAIT_MS, LOOK_EVERY, TURN_MS, Turns
 
 
 class Loop:
@@ -114,6 +114,46 @@ def test_a_first_in_line_request_runs_before_earlier_ones() -> None:
     assert len(loop.soon) == 1
     loop.turn()
     assert done[4:] == [4, 5]
+
+
+def test_a_turn_under_way_goes_on_before_a_later_first_in_line_request() -> None:
+    waiting, loop = turns()
+    done: list[int] = []
+
+    def takes_long() -> None:
+        loop.now_ms += TURN_MS
+
+    for number in range(LOOK_EVERY + 1):
+        waiting.add(One(number, done, takes_long))
+    loop.turn()
+    assert done == list(range(LOOK_EVERY))
+    waiting.add(One(-2, done))
+    waiting.add_first(One(-1, done))
+    loop.turn()
+    assert done[LOOK_EVERY:] == [LOOK_EVERY]
+    loop.turn()
+    assert done[LOOK_EVERY + 1 :] == [-1, -2]
+    assert not loop.soon
+
+
+def test_a_first_in_line_request_does_not_wait_long_for_a_turn_under_way() -> None:
+    waiting, loop = turns()
+    done: list[int] = []
+
+    def takes_long() -> None:
+        loop.now_ms += TURN_MS
+
+    for number in range(LOOK_EVERY * FIRST_WAIT_MS):
+        waiting.add(One(number, done, takes_long))
+    loop.turn()
+    waiting.add_first(One(-1, done))
+    asked_ms = loop.now_ms
+    while -1 not in done:
+        assert loop.now_ms - asked_ms <= FIRST_WAIT_MS + TURN_MS * LOOK_EVERY
+        loop.turn()
+    while loop.soon:
+        loop.turn()
+    assert [one for one in done if one >= 0] == list(range(LOOK_EVERY * FIRST_WAIT_MS)), "each once, and in order"
 
 
 @pytest.mark.parametrize("failing", [{0}, {2}, {4}, {0, 1, 4}, {0, 1, 2, 3, 4}])

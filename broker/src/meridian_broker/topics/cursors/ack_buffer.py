@@ -112,10 +112,7 @@ class AckBuffer(CursorState):
             self.changed(confirmed, 1)
             return True
         self._entries += 1
-        participants = common.participants
-        if not participants:
-            context.turns.add_first(common)  # before dispatch, which would flush each cursor by itself
-        participants.append(self)
+        common.join(self)
         return True
 
     def _is_plain(self) -> bool:

@@ -24,6 +24,7 @@ from meridian_broker.topics.cursors import log_walks
 from meridian_broker.topics.cursors.ack_buffer import AckBuffer
 from meridian_broker.topics.cursors.resent import Resent
 from meridian_broker.topics.journal.changes import Kind
+from meridian_broker.topics.journal.common_acks import CommonAck
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.index import Place
@@ -104,11 +105,13 @@ class Cursor(AckBuffer):
             return False
         return self.dropped is None or not self.dropped.contains(region, origin)
 
-    def simply_owes(self, region: str, origin: Position) -> bool:
+    def simply_owes(self, region: str, origin: Position, position: Position) -> bool:
         """Whether an entry is owed as to any subscription that only acknowledges: there was no rewind, nothing is
-        dropped, pending, or read through a view, so that nothing has to be noted when it is sent."""
+        dropped or read through a view, and only an acknowledgement of earlier entries that many share may be pending,
+        so that nothing has to be noted when it is sent. :param position: where it is stored here."""
+        delta = self._delta
         return (
-            self._delta is None
+            (delta is None or (isinstance(delta, CommonAck) and delta.position < position))
             and self._confirmations is None
             and self.durable
             and not self._has_skipped

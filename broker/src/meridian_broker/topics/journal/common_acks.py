@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.ledgers.scheduling import Scheduler
     from meridian_broker.positions.position import Position
+    from meridian_broker.topics.turns import Turns
 
 REMEMBERED: Final = 64
 """Entries that subscriptions are acknowledging at the same time; with more of them, some are built again."""
 
+
+TOGETHER: Final = 256
+"""Participants handled at a time: as many as take a fraction of a millisecond, or a few slow ones."""
 
 Origin = tuple[str, "Position"]
 
@@ -50,6 +54,7 @@ class OfTopic(Protocol):
 
     log: TopicLog
     scheduler: Scheduler
+    turns: Turns
 
     @property
     def progress_log(self) -> Journal: ...
@@ -75,7 +80,7 @@ class CommonAck:
         """:param position: of the last entry, in this region. :param before: the last entry before the first one."""
         self._topic = topic
         self.participants: list[Participant] = []
-        """Those of this turn. The first one has ``next_turn`` called when the turn is over."""
+        """Those who made it and whose acknowledgement is not written yet, in the order in which they did."""
         self.position = position
         self.before = before
         self.region, self.after, self.upto = place
@@ -95,9 +100,17 @@ class CommonAck:
             longer = self._longer = CommonAck(self._topic, following.position, place, self.before)
         return longer
 
+    def join(self, participant: Participant) -> None:
+        """One more makes it; ``next_turn`` is called once the turn is over."""
+        if not len(self.participants) % TOGETHER:
+            self._topic.turns.add_first(self)  # before dispatch, which would flush each cursor by itself
+        self.participants.append(participant)
+
     def next_turn(self) -> None:
-        """The turn in which it was made is over. If one participant fails, the others go on in another turn."""
-        due, self.participants = iter(self.participants), []
+        """The turn in which it was made is over for ``TOGETHER`` participants. If one of them fails, the others go on in
+        another turn."""
+        due = iter(self.participants[:TOGETHER])
+        del self.participants[:TOGETHER]
         names: list[str] = []
         topic, following = self._topic, self._following()
         now_ms = topic.scheduler.now_ms()

@@ -255,7 +255,7 @@ class Subscription:
         if not newest.may_be_sent() or self.barrier or self.streams is not None or self.pace is not None:
             return False
         consumer = dispatcher.ready_after(newest.after)
-        if consumer is None or not self.cursor.simply_owes(newest.region, newest.origin):
+        if consumer is None or not self.cursor.simply_owes(newest.region, newest.origin, newest.position):
             return False
         entry, dispatcher.read = newest.entry, newest.position
         size = len(entry)
