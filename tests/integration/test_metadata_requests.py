@@ -61,6 +61,7 @@ class Region:
         self.clock = HybridClock(lambda: NOW_MS, name)
         self.recording = RecordingStore(self.requests, self.clock, is_synced)
         self.catalog = Catalog(self.recording, self.clock, lambda: NOW_MS, asyncio.sleep, lambda _: 0)
+        self.recording.guess_records(self.catalog.last_seen)
         self.sent: list[bytes] = []
         self.publisher = Publisher(self.requests, self.clock, self._notify, self.recording.recent)
         self.applier = Applier(
@@ -136,6 +137,33 @@ async def test_a_policy_that_waits_to_be_sent_is_set_again_by_one_transaction(re
     assert isinstance(message, Changes)
     assert [event.state.value for event in message.events] == [b"4"]
     assert [event.replaced for event in message.events] != [written(from_store(PATH, before.value))]
+
+
+async def test_a_policy_that_another_region_set_is_replaced_by_one_transaction(region: Region) -> None:
+    await region.publisher.drain()
+    await region.catalog.begin()
+    followed, heard = asyncio.create_task(region.catalog.run()), asyncio.Event()
+    region.catalog.subscribe(lambda _: heard.set())
+    state = Stamped(Stamp(NOW_MS, 7, "eu"), b"60")
+    await region.applier.apply(Changes("eu", (Event(PATH, state),)))
+    await heard.wait()
+    assert await region.asked(region.set_ttl(2)) == ["transact"]
+    assert from_store(PATH, (await region.requests.get(PATH)).value).knew(state)
+    followed.cancel()
+
+
+async def test_a_region_that_never_wrote_a_mark_reads_nothing_either(tmp_path: Path) -> None:
+    store = await SqliteMetadataStore.open(tmp_path / "us")
+    try:
+        region = Region("us", store)
+        await region.catalog.clusters.put("us", ClusterRecord("http://us:8080"))
+        await region.catalog.tenants.create("shop", TenantRecord(allowed_clusters=frozenset(("us",))))
+        await region.catalog.namespaces.create("shop/orders")
+        await region.set_ttl(1)
+        await region.publisher.drain()
+        assert await region.asked(region.set_ttl(2)) == ["transact"]
+    finally:
+        await store.close()
 
 
 async def test_a_write_takes_the_place_of_an_entry_that_was_sent(region: Region) -> None:

@@ -14,7 +14,6 @@ from meridian_broker.metadata.sync.applying import Poison
 from meridian_broker.metadata.sync.events import Changes, Event, Mark, Message
 from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER, in_bursts
 from meridian_broker.metadata.sync.outbox import MAX_BYTES
-from meridian_broker.metadata.sync.publishing import PACE_SECONDS, PACE_SECONDS_MAX, PACE_SHARE, pause_after
 from meridian_broker.metadata.sync.stamped import Stamped
 from meridian_broker.positions.clock import Stamp
 from support.worlds.sync_world import START_MS, SyncWorld
@@ -56,13 +55,6 @@ def test_one_more_message_begins_a_new_burst_only_if_it_must() -> None:
     some = [changes(number) for number in range(2 * EVENTS_TOGETHER)]
     assert list(map(len, in_bursts(some))) == [EVENTS_TOGETHER, EVENTS_TOGETHER]
     assert list(map(len, in_bursts([changes(1), changes(2), changes(1), changes(3)]))) == [2, 2]
-
-
-@given(st.floats(0, 60))
-def test_a_region_that_has_much_to_do_sends_less_often(took: float) -> None:
-    pause = pause_after(took)
-    assert PACE_SECONDS <= pause <= PACE_SECONDS_MAX
-    assert pause >= PACE_SHARE * took or pause == PACE_SECONDS_MAX
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from meridian_broker.metadata.sync.events import decode as decode_message
 from meridian_broker.metadata.sync.followed_outbox import FollowedOutbox
 from meridian_broker.metadata.sync.kept import Kept
 from meridian_broker.metadata.sync.known import Known
-from meridian_broker.metadata.sync.publishing import Publisher, in_groups, pause_after
+from meridian_broker.metadata.sync.pace import Pace
+from meridian_broker.metadata.sync.publishing import Publisher, in_groups
 
 RETRY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 1.0
@@ -117,21 +118,23 @@ class Session:
     async def _publish(self) -> None:
         await self.comparisons.admitted.wait()
         clock = asyncio.get_running_loop().time
+        pace = Pace()
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._owing.wait()
+            await asyncio.sleep(pace.wait(clock()))
             if not self.topic.is_active or self._parts.choice.refusal is not None:
                 await asyncio.sleep(RETRY_SECONDS / 10)
                 continue
             self._owing.clear()
-            begun = clock()
             try:
                 for some in in_groups(self._outbox.unsent.items()):
+                    begun = clock()
                     await self.publisher.send(some)
+                    pace.sent(begun, clock())
                     self._outbox.were_sent(some)
                 self.publish_problem = None
-                await asyncio.sleep(pause_after(clock() - begun))
             except MetadataError as error:
                 self.publish_problem = str(error)
                 self._owing.set()

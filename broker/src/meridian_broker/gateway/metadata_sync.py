@@ -69,6 +69,7 @@ class MetadataSync:
         :param standby: None: this broker is the only one of its region.
         """
         self._open = open_topic
+        self.recording.guess_records(last_seen)
         self._parts = SessionParts(
             *(self.store, self.clock, self.now_ms, self.choice, self.recording, self.standing),
             *(peer, regions_of, last_seen, standby),

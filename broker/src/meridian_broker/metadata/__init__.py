@@ -6,6 +6,7 @@ Other rooms import only these modules of it::
     actions  authorizing  catalog  deletions  errors  keys  limits  noting  partitioned_topics  permissions
     policies  policy_table  policy_values  records  rules  schema_catalog  shadow_needs  shadow_topics  store
     sync.applying  sync.catching_up  sync.choice  sync.conflicts  sync.converging  sync.digests  sync.events
-    sync.followed_outbox  sync.kept  sync.known  sync.marks  sync.parked  sync.paths  sync.publishing  sync.reading
-    sync.recording  sync.stamped  sync.standing  sync.synchronizer  topic_catalog  topic_listing  topic_records  view
+    sync.followed_outbox  sync.kept  sync.known  sync.marks  sync.pace  sync.parked  sync.paths  sync.publishing
+    sync.reading  sync.recording  sync.stamped  sync.standing  sync.synchronizer  topic_catalog  topic_listing
+    topic_records  view
 """

@@ -35,14 +35,6 @@ ATTEMPTS: Final = 64
 PAUSE_MS: Final = 600_000
 """A region that has written no mark for longer was away. Marks are seconds apart."""
 
-PACE_SECONDS: Final = 0.02
-"""Between two messages of this region: what is written meanwhile is sent together, so a burst costs others little. The
-first write after a pause is sent at once."""
-PACE_SHARE: Final = 4
-"""The pause is this many times as long as sending took: a busy region sends less often, ..."""
-PACE_SECONDS_MAX: Final = 0.2
-"""... but never pauses for longer than this."""
-
 
 @dataclass(frozen=True, slots=True)
 class Owed:
@@ -163,11 +155,6 @@ class Publisher:
         absent = [path for path, record in values.records.items() if record is None]
         stones = await read(self._store, map(paths.tombstone, absent)) if absent else Seen({})
         return Seen({**dict.fromkeys(map(paths.tombstone, values.records)), **values.records, **stones.records})
-
-
-def pause_after(took: float) -> float:
-    """Seconds until the next message of this region, after one that took this long."""
-    return min(max(PACE_SECONDS, PACE_SHARE * took), PACE_SECONDS_MAX)
 
 
 def in_groups(found: Iterable[tuple[str, Record]]) -> list[list[Owed]]:

@@ -15,8 +15,8 @@ So a process that dies anywhere leaves either nothing of a write, or the write a
 waits for the event topic. What was read is checked in the same transaction. If only that has changed, it is read again;
 if a check of the caller's fails, the caller is told.
 
-A writer has just read what it changes, through this store. So the first attempt guesses the rest, and reads nothing: no
-tombstone, the outbox entry that a watch reported, the mark that was seen last. The transaction checks the guess.
+A writer has just read what it changes, through this store or in the catalog's view. So the first attempt guesses the
+rest, and reads nothing: no tombstone, the outbox entry that a watch reported, the mark that was seen last. The transaction checks the guess.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ class RecordingStore(ForwardingStore):
         self._refusal = refusal
         self._caller = caller
         self._lately: dict[str, Record] = {}
-        """Records seen lately at shared paths, and the mark; the oldest first."""
+        """Records seen lately at shared paths; the oldest first."""
+        self._mark: tuple[Record | None] | None = None
+        """The region's mark, as it was last read; None: it never was."""
+        self._last_seen: Callable[[str], tuple[Record | None] | None] = _nothing
         self._entry: Callable[[str], Record | None] = _nothing
         """What is probably at a path of the outbox."""
         self._wary = 0
@@ -113,9 +116,9 @@ class RecordingStore(ForwardingStore):
         before: Seen | None = None
         for _ in range(ATTEMPTS):
             seen = await read(self._store, [*with_tombstones(shared), paths.outbox(shared[0]), paths.MARK])
-            if seen.records[paths.MARK] != self._lately.get(paths.MARK):
+            if self._mark != (mark := (seen.records[paths.MARK],)):
                 self._wary = 0  # only the mark was guessed wrong, and that is known now
-            self._note(paths.MARK, seen.records[paths.MARK])
+            self._mark = mark
             if before is not None and seen.versions() == before.versions():
                 return None  # a check of the caller failed
             recorded = self._record(checks, operations, shared, seen)
@@ -131,6 +134,10 @@ class RecordingStore(ForwardingStore):
     def guess_entries(self, entry: Callable[[str], Record | None] | None) -> None:
         """:param entry: as ``FollowedOutbox.entry``; None: nobody follows the outbox any more."""
         self._entry = entry or _nothing
+
+    def guess_records(self, last_seen: Callable[[str], tuple[Record | None] | None]) -> None:
+        """:param last_seen: what is probably stored at a path; None: unknown."""
+        self._last_seen = last_seen
 
     def recent(self, path: str) -> Record | None:
         """What was read or written lately at a shared path through this store; None: not remembered."""
@@ -162,17 +169,26 @@ class RecordingStore(ForwardingStore):
 
     def _guess(self, checks: Sequence[Check], shared: list[str]) -> Seen | None:
         """What is probably noted about these paths; None: too little is known."""
-        mark, versions = self._lately.get(paths.MARK), {check.path: check.version for check in checks}
-        if mark is None:
+        if self._mark is None:
             return None
+        versions = {check.path: check.version for check in checks}
         entry = paths.outbox(shared[0])
-        records: dict[str, Record | None] = {paths.MARK: mark, entry: self._entry(entry)}
+        records: dict[str, Record | None] = {paths.MARK: self._mark[0], entry: self._entry(entry)}
         for path in shared:
-            record = self._lately.get(path) if versions.get(path) else None
+            record = self._probably(path, versions.get(path, ABSENT))
             if path not in versions or (record.version if record else ABSENT) != versions[path]:
                 return None
             records[path], records[paths.tombstone(path)] = record, None
         return Seen(records)
+
+    def _probably(self, path: str, version: int) -> Record | None:
+        """The record of this version, if it is remembered here or in the catalog, where it may come from elsewhere."""
+        if version == ABSENT:
+            return None
+        record = self._lately.get(path)
+        if record is None or record.version != version:
+            record = (self._last_seen(path) or (None,))[0]
+        return record
 
     def _noted(self, done: Committed) -> Committed:
         for change in done.changes:

@@ -107,8 +107,8 @@ class CommonAck:
         self.participants.append(participant)
 
     def next_turn(self) -> None:
-        """The turn in which it was made is over for ``TOGETHER`` participants. If one of them fails, the others go on in
-        another turn."""
+        """The turn in which it was made is over for ``TOGETHER`` participants. If one of them fails, the others go on
+        in another turn."""
         due = iter(self.participants[:TOGETHER])
         del self.participants[:TOGETHER]
         names: list[str] = []
