@@ -71,14 +71,18 @@ def with_bug(bug: Bug) -> dict[str, str]:
 
 
 def plant(bug: Bug, folder: Path) -> None:
-    """Copy the package into ``folder``, with the bug.
+    """Copy the package into ``folder``, with the bug. What is compiled comes along, but not of the modules that change.
 
     :raises BugDoesNotApply: see ``with_bug``.
     """
     changed = with_bug(bug)
-    shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = folder / PACKAGE.name
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.pyc.*"))  # which others are about to rename
     for path, text in changed.items():
-        (folder / PACKAGE.name / path).write_text(text, encoding="utf-8")
+        module = copy / path
+        module.write_text(text, encoding="utf-8")
+        for compiled in module.parent.glob(f"__pycache__/{module.stem}.*"):
+            compiled.unlink()
 
 
 def hunt(folder: Path, seeds: int, *options: str) -> subprocess.CompletedProcess[str]:
