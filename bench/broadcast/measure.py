@@ -58,10 +58,8 @@ class Listener:
         self.raw = Raw(port)
         self._names = names
         self._data = bytearray()
-        self._place = b""
-        """The message id received last."""
-        self._answers = (b"", b"")
-        """ACK and FLOW of a consumer whose number has one byte or two."""
+        self._answers: dict[bytes, tuple[bytes, bytes]] = {}
+        """By message id: ACK and FLOW of a consumer whose number has one byte or two."""
         self.reached: set[tuple[int, ...]] = set()
         """Consumers that have acknowledged a message, by their numbers as encoded."""
 
@@ -114,9 +112,8 @@ class Listener:
         width = width_at(data, at)
         begin = at + NUMBER + width + 2
         place = bytes(data[begin : begin + data[begin - 1]])
-        if place != self._place:
-            self._answer_with(place)
-        one = self._answers[width - 1]
+        prepared = self._answers.get(place) or self._answer_with(place)
+        one = prepared[width - 1]
         answers, flow = bytearray(one * count), 4 + int.from_bytes(one[:4], "big")
         numbers = [data[at + byte : at + count * size : size] for byte in range(NUMBER, NUMBER + width)]
         for byte, column in enumerate(numbers, NUMBER):
@@ -124,14 +121,15 @@ class Listener:
         self.reached.update(zip(*numbers, strict=True))
         return answers
 
-    def _answer_with(self, place: bytes) -> None:
+    def _answer_with(self, place: bytes) -> tuple[bytes, bytes]:
         """Prepare the bytes that acknowledge this message."""
         read = pb.MessageIdData.FromString(place)
         one, two = (
             encode.ack(consumer_id, 0, [(read.ledgerId, read.entryId)]) + encode.flow(consumer_id, 1)
             for consumer_id in (1, PER_CONNECTION)
         )
-        self._place, self._answers = place, (one, two)
+        self._answers[place] = one, two
+        return one, two
 
 
 def width_at(data: bytearray, at: int) -> int:
@@ -142,6 +140,9 @@ def width_at(data: bytearray, at: int) -> int:
 def count_alike(data: bytearray, at: int, size: int) -> int:
     """How many frames in a row differ from the one there in nothing but the consumer's number."""
     most, width, looked = (len(data) - at) // size, width_at(data, at), 8
+    same_from = at + NUMBER + width
+    if data[same_from : at + size] != data[same_from + size : at + 2 * size]:
+        return 1  # as if a consumer is behind and is sent several messages at once
     while True:
         count = min(looked, most)
         run = data[at : at + count * size]

@@ -189,17 +189,23 @@ async def test_each_is_sent_what_the_usual_path_would_send(
         await world.one.kill()
 
 
+def calls_of(monkeypatch: pytest.MonkeyPatch, kind: type, method: str) -> list[Any]:
+    """Those on which the method is called from now on."""
+    called: list[Any] = []
+    real = getattr(kind, method)
+
+    def noted(one: Any) -> None:
+        called.append(one)
+        real(one)
+
+    monkeypatch.setattr(kind, method, noted)
+    return called
+
+
 async def test_only_the_first_of_many_takes_the_usual_path(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(FEW + 1)
     await world.start([EXCLUSIVE] * (FEW + 1))
-    pumped: list[SingleDispatcher] = []
-    pump = SingleDispatcher.pump
-
-    def counted(dispatcher: SingleDispatcher) -> None:
-        pumped.append(dispatcher)
-        pump(dispatcher)
-
-    monkeypatch.setattr(SingleDispatcher, "pump", counted)
+    pumped = calls_of(monkeypatch, SingleDispatcher, "pump")
     for number in range(1, 4):
         world.publish(1)
         await world.one.settle()
@@ -230,14 +236,7 @@ async def test_a_pending_acknowledgement_that_many_share_does_not_hold_back_the_
     for name in world.names[2:]:
         assert len(world.ports[name].got) == 2, "its turn has not come"
         await world.do("acknowledge", name, 1, EXCLUSIVE)
-    alone: list[Cursor] = []
-    flush = Cursor.flush
-
-    def counted(cursor: Cursor) -> None:
-        alone.append(cursor)
-        flush(cursor)
-
-    monkeypatch.setattr(Cursor, "flush", counted)
+    alone = calls_of(monkeypatch, Cursor, "flush")
     await world.rest()
     assert not alone
     assert all([place for place, _, _ in port.got] == world.one.stored for port in world.ports.values())

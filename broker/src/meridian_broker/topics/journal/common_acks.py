@@ -26,7 +26,7 @@ REMEMBERED: Final = 64
 
 
 TOGETHER: Final = 256
-"""Participants handled at a time: as many as take a fraction of a millisecond, or a few slow ones."""
+"""Participants handled at a time, in half a millisecond: between two of these the turn may end."""
 
 Origin = tuple[str, "Position"]
 
