@@ -27,7 +27,7 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """Make a cluster known: here, and in the regions that share `clusters` with this one (docs/metadata.md)."""
+    """Create a cluster here, and in the regions that share `clusters` with this one (docs/metadata.md)."""
     record, name, admin = ClusterRecord.from_json(await body(request)), part(request, "cluster"), state(request)
     await admin.catalog.clusters.create(name, record)
     if admin.metadata_sync.choice.is_synced(keys.introduction(name)):
