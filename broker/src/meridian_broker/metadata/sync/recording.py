@@ -16,7 +16,8 @@ waits for the event topic. What was read is checked in the same transaction. If 
 if a check of the caller's fails, the caller is told.
 
 A writer has just read what it changes, through this store or in the catalog's view. So the first attempt guesses the
-rest, and reads nothing: no tombstone, the outbox entry that a watch reported, the mark that was seen last. The transaction checks the guess.
+rest, and reads nothing: no tombstone, the outbox entry that a watch reported, the mark that was seen last. The
+transaction checks the guess.
 """
 
 from __future__ import annotations
