@@ -181,7 +181,7 @@ class Log:
         run = ledger.tail
         if run is None or run.segment != batch.segment:
             run = self._new_tail(ledger, first)
-        run.places.extend(places)  # type: ignore[union-attr]
+        run.places.fromlist(places)  # type: ignore[union-attr]
         batch.buffers += buffers
         batch.dones.append(done)
         batch.ids.append(entry - 1)
