@@ -64,6 +64,7 @@ class NumberedWriter:
         self.writer = writer
         self._base = base
         self.append = writer.append
+        self.append_many = writer.append_many
 
     @property
     def ledger_id(self) -> int:

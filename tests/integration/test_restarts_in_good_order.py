@@ -80,7 +80,7 @@ async def test_every_message_read_has_a_receipt_before_its_producer_is_disconnec
 ) -> None:
     monkeypatch.setattr(winding_down, "RECEIPT_SECONDS", 30.0)
     durable = asyncio.Event()
-    monkeypatch.setattr(LocalWriter, "append", held_up(LocalWriter.append, durable))
+    monkeypatch.setattr(LocalWriter, "append_many", held_up(LocalWriter.append_many, durable))
     async with broker_inside(tmp_path) as inside:
         wire = await connected(inside)
         await wire.producer(NAME, producer_name="p")
@@ -101,7 +101,7 @@ async def test_a_topic_that_moves_stores_nothing_without_a_receipt(
 ) -> None:
     monkeypatch.setattr(winding_down, "RECEIPT_SECONDS", 30.0)
     durable = asyncio.Event()
-    monkeypatch.setattr(LocalWriter, "append", held_up(LocalWriter.append, durable))
+    monkeypatch.setattr(LocalWriter, "append_many", held_up(LocalWriter.append_many, durable))
     async with broker_inside(tmp_path) as inside:
         wire, topics = await connected(inside), inside.service.topics
         await wire.producer(NAME, producer_name="p")
@@ -130,8 +130,8 @@ def held_up(append: Any, durable: asyncio.Event) -> Any:
         await durable.wait()
         done(*answer)
 
-    def waiting(writer: LocalWriter, buffer: bytes, done: Any) -> int:
-        return int(append(writer, buffer, lambda *answer: tasks.add(asyncio.ensure_future(tell(done, answer)))))
+    def waiting(writer: LocalWriter, buffers: list[bytes], done: Any) -> int:
+        return int(append(writer, buffers, lambda *answer: tasks.add(asyncio.ensure_future(tell(done, answer)))))
 
     return waiting
 

@@ -13,7 +13,7 @@ hold all of it, byte by byte.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -218,17 +218,22 @@ class EngineWriter(LocalWriter):
     """Reports to the mirror what became durable."""
 
     def append(self, buffer: bytes, done: AppendDone) -> int:
+        return self.append_many((buffer,), done)
+
+    def append_many(self, buffers: Sequence[bytes], done: AppendDone) -> int:
         store, ledger = self._store, self._ledger
         assert isinstance(store, EngineStore)
-        mirror = store.volume.disk
+        mirror, first = store.volume.disk, ledger.appended
 
         def heard(result: int | LedgerError) -> None:
             if isinstance(result, int):
-                assert result == len(mirror.ledgers[ledger.ledger_id].entries), "appends were reported out of order"
-                mirror.ledgers[ledger.ledger_id].entries.append(bytes(buffer))
+                entries = mirror.ledgers[ledger.ledger_id].entries
+                reported = buffers[len(entries) - first : result + 1 - first]
+                assert reported and first <= len(entries), "appends were reported out of order"
+                entries.extend(map(bytes, reported))
             done(result)
 
-        return store.log.append(ledger, buffer, heard)
+        return store.log.append_many(ledger, buffers, heard)
 
 
 class EngineReader(LocalReader):

@@ -101,6 +101,28 @@ class LedgerContract:
         assert heard == [0, 1, 2]
         assert reader.last_confirmed() == 3
 
+    async def test_entries_appended_together_are_reported_in_order_up_to_the_last(self, ledgers: LedgerWorld) -> None:
+        writer = await ledgers.store.create(7, fence=1)
+        entries = [bytes([number]) * size for number, size in enumerate([0, 1, 70_000, 900_000, 3, 4_000_000, 5] * 3)]
+        heard: list[int | LedgerError] = []
+        assert writer.append_many(entries[:4], heard.append) == 0
+        assert writer.append_many(entries[4:], heard.append) == 4
+        assert (writer.next_entry, writer.size, heard) == (len(entries), sum(map(len, entries)), [])
+        assert await append_one(writer, b"behind") == len(entries)
+        told = [result for result in heard if isinstance(result, int)]
+        assert told == heard == sorted(set(told))
+        assert {3, len(entries) - 1} <= set(told)
+        assert await read_all(ledgers.store, 7) == [*entries, b"behind"]
+
+    async def test_refused_entries_appended_together_get_an_error(self, ledgers: LedgerWorld) -> None:
+        writer = await ledgers.store.create(7, fence=1)
+        await writer.seal()
+        heard: list[int | LedgerError] = []
+        writer.append_many([b"late", b"later"], heard.append)
+        assert isinstance(await append_one(writer, b"last"), LedgerError)
+        assert heard and all(isinstance(result, LedgerError) for result in heard)
+        assert await read_all(ledgers.store, 7) == []
+
     async def test_readers_see_confirmed_entries_only(self, ledgers: LedgerWorld) -> None:
         writer = await ledgers.store.create(7, fence=1)
         reader = await ledgers.store.open(7)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +36,9 @@ class Disk:
     def append(self, ledger: Ledger, data: bytes) -> int:
         return self.log.append(ledger, data, lambda result: self.heard.append((ledger.ledger_id, result)))
 
+    def append_many(self, ledger: Ledger, entries: list[bytes]) -> int:
+        return self.log.append_many(ledger, entries, lambda result: self.heard.append((ledger.ledger_id, result)))
+
     def write(self, batches: list[Batch]) -> None:
         for batch in batches:
             if batch.header is not None:
@@ -54,6 +59,14 @@ def ledger(number: int) -> Ledger:
     return Ledger(number, 1, ledger_seed(ENTRY, number))
 
 
+_ENTRY = st.binary(max_size=1500)
+
+
+def _last_of_each_step(steps: list[tuple[int, list[bytes]] | None], number: int) -> list[int]:
+    counts = [len(step[1]) for step in steps if step is not None and step[0] == number]
+    return [count - 1 for count in accumulate(counts)]
+
+
 def entry_at(disk: Disk, run: Run, entry: int) -> bytes:
     assert run.places is not None
     place = run.places[entry - run.first]
@@ -62,8 +75,8 @@ def entry_at(disk: Disk, run: Run, entry: int) -> bytes:
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 2), st.binary(max_size=1500))), max_size=40))
-def test_the_index_says_where_each_entry_is(steps: list[tuple[int, bytes] | None]) -> None:
+@given(st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 2), st.lists(_ENTRY, min_size=1))), max_size=40))
+def test_the_index_says_where_each_entry_is(steps: list[tuple[int, list[bytes]] | None]) -> None:
     disk = Disk()
     ledgers = [ledger(number) for number in range(3)]
     appended: list[list[bytes]] = [[], [], []]
@@ -71,16 +84,18 @@ def test_the_index_says_where_each_entry_is(steps: list[tuple[int, bytes] | None
         if step is None:
             disk.sync()
             continue
-        number, data = step
-        assert disk.append(ledgers[number], data) == len(appended[number])
-        appended[number].append(data)
+        number, entries = step
+        assert disk.append_many(ledgers[number], entries) == len(appended[number])
+        appended[number] += entries
     assert disk.log.pending_bytes == sum(
         each.appended and sum(map(len, appended[each.ledger_id][each.confirmed :])) for each in ledgers
     )
     disk.sync()
     assert disk.log.pending_bytes == 0
     for number, each in enumerate(ledgers):
-        assert [result for who, result in disk.heard if who == number] == list(range(len(appended[number])))
+        told = [result for who, result in disk.heard if who == number and isinstance(result, int)]
+        assert told == sorted(set(told))
+        assert set(_last_of_each_step(steps, number)) <= set(told)
         assert each.confirmed == len(appended[number])
         assert each.size == each.confirmed_size() == sum(map(len, appended[number]))
         for entry, data in enumerate(appended[number]):
@@ -104,6 +119,20 @@ def test_the_index_says_where_each_entry_is(steps: list[tuple[int, bytes] | None
 def _scan(content: bytes, number: int) -> list[object]:
     scanner = Scanner(lambda at, size: content[at : at + size], number, len(content), attested=True)
     return list(scanner.scan())
+
+
+def test_of_entries_that_cannot_be_queued_together_none_is() -> None:
+    disk = Disk()
+    one = ledger(1)
+    with pytest.raises(TypeError):
+        disk.append_many(one, [b"x", "no bytes"])  # type: ignore[list-item]
+    assert (one.appended, one.size, disk.log.pending_bytes) == (0, 0, 0)
+    assert disk.append_many(one, [b"y", b"z"]) == 0
+    disk.sync()
+    assert disk.heard == [(1, 1)]
+    run = one.run_of(1)
+    assert run is not None
+    assert [entry_at(disk, run, entry) for entry in range(2)] == [b"y", b"z"]
 
 
 def test_a_segment_is_closed_when_the_next_one_is_durable() -> None:

@@ -170,15 +170,13 @@ class AppendableLog(DurableLog):
         The store may then have an unknown part of them, so nothing is appended after them: the log fails, and the next
         opening reads what is there.
         """
-        append, on_durable = writer.append, self._on_durable
         try:
-            for entry in stored:
-                append(entry, on_durable)
+            writer.append_many(stored, self._on_durable)
         except Exception as raised:
             _log.exception("ledger %d: an append failed halfway", self._writing)
             failure = LedgerError(f"entries could not be appended to ledger {self._writing}: {raised!r}")
             self._scheduler.defer(lambda: done(tokens, failure))
-            on_durable(failure)
+            self._on_durable(failure)
             self._fail(failure)
             return False
         return True

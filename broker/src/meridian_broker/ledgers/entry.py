@@ -61,6 +61,7 @@ EXTRA_REPLACES: Final = 4
 """i64 ledger, i64 entry: a marker whose body is the entry that the disk damaged there, in its stored form."""
 
 HEADER: Final = struct.Struct(">BBHIIIQQqq")
+_HEADER_BYTES: Final = HEADER.size
 _BARE: Final = bytes((0, 0, 0, 4))
 _FOREIGN: Final = struct.Struct(">qqB")
 _EXTRA: Final = struct.Struct(">BH")
@@ -161,7 +162,7 @@ def pack_own(
         HEADER.pack(
             FORMAT_VERSION,
             flags,
-            HEADER.size + len(extras),
+            _HEADER_BYTES + len(extras),
             messages,
             key_hash,
             origin_checksum,

@@ -17,7 +17,7 @@ Ordering obligations of an implementation:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
@@ -105,6 +105,14 @@ class Writer(Protocol):
         """Queue one entry and return its id at once; ``done`` gets the id again once it is durable, or an error.
 
         Synchronous and cheap: many appends of one turn of the loop share one fdatasync (group commit).
+        """
+        ...
+
+    def append_many(self, buffers: Sequence[bytes], done: AppendDone) -> int:
+        """Queue entries, at least one, and return the id of the first at once. ``done`` gets the id of the last one
+        that is durable, in one or more calls in order, and an error for those that will not be.
+
+        Like an ``append`` of each, but the cost per call is shared by all of them.
         """
         ...
 

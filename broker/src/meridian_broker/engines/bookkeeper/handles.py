@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from meridian_broker.engines.bookkeeper.context import BookiePorts, StoreContext, info_of
 from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata
@@ -35,6 +35,12 @@ class BookKeeperWriter:
     @property
     def size(self) -> int:
         return self.writing.size
+
+    def append_many(self, buffers: Sequence[bytes], done: AppendDone) -> int:
+        first = self.next_entry
+        for buffer in buffers:
+            self.append(buffer, done)
+        return first
 
     def announce(self) -> None:
         self._tailing.announce(self.writing)

@@ -119,7 +119,7 @@ class Committer:
         for each in seconds:
             stats.synced(each)
         for batch in durable:
-            stats.appends += len(batch.dones) - batch.others
+            stats.appends += batch.entries
             stats.append_bytes += batch.data_bytes
             stats.written_bytes += batch.ends - batch.begins
         self._log.complete(len(durable))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -79,6 +79,9 @@ class LocalWriter:
 
     def append(self, buffer: bytes, done: AppendDone) -> int:
         return self._store.log.append(self._ledger, buffer, done)
+
+    def append_many(self, buffers: Sequence[bytes], done: AppendDone) -> int:
+        return self._store.log.append_many(self._ledger, buffers, done)
 
     async def seal(self) -> LedgerInfo:
         return await self._store.seal(self._ledger)

@@ -9,7 +9,7 @@ simulation requests it. There are no threads or clocks, so a simulation stays de
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -100,6 +100,12 @@ class MemoryWriter:
 
     def append(self, buffer: bytes, done: AppendDone) -> int:
         return self._store.append(self._handle, buffer, done)
+
+    def append_many(self, buffers: Sequence[bytes], done: AppendDone) -> int:
+        first = self.next_entry
+        for buffer in buffers:
+            self.append(buffer, done)
+        return first
 
     async def seal(self) -> LedgerInfo:
         return await self._store.seal(self._handle)

@@ -8,7 +8,7 @@ order, and only as its origin stored it (R3, R4, R7); ``from_pulsar.py`` has tho
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import CHUNK, MARKER
 from meridian_broker.ledgers.pending import OwnEntry
@@ -20,14 +20,17 @@ from meridian_broker.topics.entry_metadata import foreign_header, own_entry
 from meridian_broker.topics.errors import NotAllowed, OriginConflict, ReplicationGap, TopicError
 from meridian_broker.topics.publishing.from_pulsar import FromPulsar
 from meridian_broker.topics.publishing.producer import Producer
-from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar import origin_fields
 from meridian_broker.wire.pulsar.frames import Send
+from meridian_broker.wire.pulsar.metadata import BodyError, plain_facts
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.store import LedgerError
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.publishing.rates import PublishRates
+
+_ORDINARY: Final = (1, False, False, None, None, False)
+"""What a ``Send`` of one whole message has from ``num_messages`` to ``transactional``."""
 
 
 class Storing:
@@ -78,26 +81,26 @@ class Storing:
             for send in sends:
                 producer.port.refused(producer, send, topic.refusal())
             return 0
-        largest, longest_delay = topic.bounds.body_bytes, topic.bounds.delay_ms
+        largest, longest_delay, plain_start = topic.bounds.body_bytes, topic.bounds.delay_ms, producer.plain_start
         entries: list[OwnEntry] = []
         taken: list[Send] = []
         messages = size = 0
         for send in sends:
-            _, _, _, _, count, is_chunk, marker, message_id, origin, transactional, _, body = send
-            facts = message_metadata.plain_facts(body, producer.plain_start)
-            is_plain = not (is_chunk or marker or transactional or count != 1 or len(body) > largest)
-            try:
-                if facts is not None and is_plain and message_id is None and origin is None:
-                    entries.append((0, 1, 0, facts[1], facts[0], b"", body))  # nothing in it could be refused
-                else:
+            body = send[-1]
+            length = len(body)
+            facts = plain_facts(body, plain_start) if send[4:10] == _ORDINARY and length <= largest else None
+            if facts is not None:
+                entries.append((0, 1, 0, facts[1], facts[0], b"", body))  # nothing in it could be refused
+            else:
+                try:
                     view = validation.message(send, largest, longest_delay)
-                    entries.append(own_entry(CHUNK if is_chunk else 0, view, body))
-            except (TopicError, message_metadata.BodyError) as error:
-                producer.port.refused(producer, send, error)
-                continue
+                    entries.append(own_entry(CHUNK if send.is_chunk else 0, view, body))
+                except (TopicError, BodyError) as error:
+                    producer.port.refused(producer, send, error)
+                    continue
             taken.append(send)
-            messages += count
-            size += len(body)
+            messages += send[4]
+            size += length
         done = producer.done
         if producer.gate is not None:
             entries, taken = producer.gate.sift(entries, taken)

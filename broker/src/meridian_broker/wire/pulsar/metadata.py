@@ -126,10 +126,10 @@ def plain_facts(body: Body, start: bytes) -> tuple[int, int] | None:
 
     :param start: ``plain_start`` of the producer.
     """
-    if body[_METADATA_AT : _METADATA_AT + len(start)] != start:
+    at = _METADATA_AT + len(start)
+    if body[_METADATA_AT:at] != start:
         return None
     magic, checksum, size = _HEAD.unpack_from(body)
-    at = _METADATA_AT + len(start)
     try:
         if body[at] < 0x80:
             at += 1
