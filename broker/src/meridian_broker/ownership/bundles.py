@@ -46,6 +46,10 @@ class Bundle:
     def __contains__(self, place: int) -> bool:
         return self.lower <= place < self.upper or place == self.upper == LAST
 
+    def overlaps(self, other: Bundle) -> bool:
+        """Whether a topic can belong to both."""
+        return self.namespace == other.namespace and self.lower < other.upper and other.lower < self.upper
+
     def has(self, topic: str) -> bool:
         """Whether the topic with this full name belongs to it. Callers ask about every topic, so no name is parsed."""
         return topic.partition("://")[2].startswith(f"{self.namespace}/") and crc32(topic.encode()) in self

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
-from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.scheduling import Scheduler, later
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership.bundles import Bundle
 from meridian_broker.ownership.membership import Membership
@@ -14,6 +15,9 @@ from meridian_broker.ownership.records import BrokerRecord
 from meridian_broker.ownership.terms import Action, Event, Term, Terms
 from meridian_broker.ownership.transactions import BundleTransactions
 from meridian_broker.ownership.view import View
+
+RETRY_SECONDS: Final = 1.0
+"""Pause before the store is asked again whether a bundle is still owned."""
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +32,8 @@ class Holding:
         """Bundles whose owner's record this broker is changing."""
         self.heirs: dict[Bundle, Heir] = {}
         """The brokers that this broker's bundles are being handed to."""
+        self._unverified: dict[Bundle, bool] = {}
+        """Bundles about which the store is being asked, and whether it has to be asked again."""
         self._scheduler = scheduler
         self._transactions = transactions
         self._membership = membership
@@ -66,17 +72,35 @@ class Holding:
             self.terms.happens(bundle, Event.CLOSED)
 
     def verify(self, bundle: Bundle) -> None:
-        """Ask the store whether a bundle is still owned. The term ends if it is not."""
-        self._scheduler.spawn(self._verify(bundle), "verify the owner of a bundle")
+        """Ask the store whether a bundle is still owned, until it answers or the term is over. The term ends if it is
+        not."""
+        is_asking, self._unverified[bundle] = bundle in self._unverified, True
+        if not is_asking:
+            self._scheduler.spawn(self._verify(bundle), "verify the owner of a bundle")
 
     async def _verify(self, bundle: Bundle) -> None:
+        try:
+            while self._unverified[bundle]:
+                self._unverified[bundle] = False
+                if not await self._is_answered(bundle):
+                    self._unverified[bundle] = True  # whatever made it doubtful is not reported again
+                    await later(self._scheduler, RETRY_SECONDS)
+        finally:
+            del self._unverified[bundle]
+
+    async def _is_answered(self, bundle: Bundle) -> bool:
+        """False: the store does not answer, or this broker is changing the record."""
         term = self.terms.held(bundle)
         if term is None or bundle in self.changing:
-            return
+            return term is None
         try:
             holds = await self._transactions.holds(bundle, term)
         except MetadataError:
-            return  # the lease decides
-        if not holds and self.terms.held(bundle) is term and bundle not in self.changing:
-            log.error("lost %s, owned in term %d: its record is gone or names another broker", bundle, term.fence)
-            self.ended(bundle)
+            return False
+        if holds or self.terms.held(bundle) is not term:
+            return True
+        if bundle in self.changing:
+            return False
+        log.error("lost %s, owned in term %d: its record is gone or names another broker", bundle, term.fence)
+        self.ended(bundle)
+        return True

@@ -360,6 +360,8 @@ class BundleOwner:
         session = "" if me is None else me.session
         mine = [bundle for bundle, owner in self.view.owners.items() if owner.session == session]
         free = [bundle for bundle in mine if self._holding.terms.state(bundle) is State.FREE]
+        # Parts of a bundle whose topics are still open here: others may have them once these are closed.
+        free = [bundle for bundle in free if not any(map(bundle.overlaps, self._holding.terms))]
         return [(bundle, session) for bundle in free if bundle not in self._holding.changing]
 
     def next_move(self, traffic: Mapping[Bundle, float]) -> tuple[Bundle, str] | None:
