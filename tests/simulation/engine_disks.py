@@ -224,6 +224,7 @@ class EngineWriter(LocalWriter):
         store, ledger = self._store, self._ledger
         assert isinstance(store, EngineStore)
         mirror, first = store.volume.disk, ledger.appended
+        buffers = tuple(buffers)  # the caller may shorten its list before they are durable
 
         def heard(result: int | LedgerError) -> None:
             if isinstance(result, int):

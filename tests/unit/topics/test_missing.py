@@ -218,6 +218,16 @@ def test_a_topic_asks_at_once_when_something_changed() -> None:
     assert one.run(10) == [0, 1, 3, 7], "and pauses grow from the first one again"
 
 
+def test_the_next_absence_begins_with_the_first_pause() -> None:
+    one = Seconds(Due.POLL, "eu")
+    one.topic.seen = ("us is away",)
+    one.run(40)
+    one.topic._due = Due.NEVER
+    one.rounds.look()
+    one.topic._due = Due.POLL
+    assert one.run(10) == [0, 1, 3, 7]
+
+
 def test_a_topic_of_which_another_region_has_more_does_not_pause() -> None:
     one = Seconds(Due.POLL, "eu")
     one.topic.seen = ("us is away",)

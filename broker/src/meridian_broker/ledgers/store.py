@@ -112,7 +112,8 @@ class Writer(Protocol):
         """Queue entries, at least one, and return the id of the first at once. ``done`` gets the id of the last one
         that is durable, in one or more calls in order, and an error for those that will not be.
 
-        Like an ``append`` of each, but the cost per call is shared by all of them.
+        Like an ``append`` of each, but the cost per call is shared by all of them. The caller may change ``buffers``
+        afterwards.
         """
         ...
 

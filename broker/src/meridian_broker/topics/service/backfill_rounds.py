@@ -145,6 +145,7 @@ class BackfillRounds:
                 continue
             found = topic.backfill.look()
             if found.due is Due.NEVER:
+                self._pauses.pop(name, None)  # what it waited for is over
                 continue
             self._is_quiet = False
             self._absent |= found.absent
