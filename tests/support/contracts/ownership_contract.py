@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from meridian_broker.metadata.store import Check, Committed, Delete, MetadataStore, MetadataUnavailable, Put
+from meridian_broker.metadata.store import Check, Committed, Delete, MetadataStore, MetadataUnavailable, Put, Record
 from meridian_broker.ownership import handing_over, paths
 from meridian_broker.ownership.bundles import Bundles, NotDivisible, place_of
 from meridian_broker.ownership.handing_over import MOVES
@@ -44,6 +44,9 @@ class LosesAnswers:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self.is_losing = False
+        self.falls_silent = False
+        """Whether it answers no question about a record after that, while this is set."""
+        self._has_lost = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -51,9 +54,14 @@ class LosesAnswers:
     async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         done = await self._store.transact(checks, operations)
         if self.is_losing:
-            self.is_losing = False
+            self.is_losing, self._has_lost = False, True
             raise MetadataUnavailable("the answer was lost")
         return done
+
+    async def get(self, path: str) -> Record | None:
+        if self._has_lost and self.falls_silent:
+            raise MetadataUnavailable("no answer")
+        return await self._store.get(path)
 
 
 class AnswersLate:
@@ -371,6 +379,26 @@ class OwningContract:
             await wait_until(lambda: a.topics.dropped == [FIRST])
             for part in FIRST.parts(FIRST.middle):
                 assert (await a.owner.acquire(part)).fence == term.fence
+
+    async def test_parts_of_a_split_bundle_wait_until_it_is_known_that_it_was_split_and_its_topics_are_closed(
+        self, connect: Connect
+    ) -> None:
+        store = LosesAnswers(await connect())
+        async with owning("a", store) as a:
+            term = await a.owner.acquire(FIRST)
+            store.is_losing = store.falls_silent = True
+            with pytest.raises(MetadataUnavailable):
+                await a.owner.split(FIRST, FIRST.middle)
+            parts = FIRST.parts(FIRST.middle)
+            await wait_until(lambda: all(part in a.owner.view.owners for part in parts))
+            assert a.owner.term(FIRST) == term
+            with pytest.raises(NotServing):
+                await a.owner.acquire(parts[0])
+            await a.owner.release_strays()
+            store.falls_silent = False
+            await wait_until(lambda: a.topics.dropped == [FIRST])
+            for part in parts:
+                assert (await a.owner.acquire(part)).fence == term.fence, "it was not given away meanwhile"
 
     async def test_two_brokers_decide_on_the_same_bundles(self, connect: Connect) -> None:
         async with owning("a", await connect()) as a, owning("b", await connect()) as b:

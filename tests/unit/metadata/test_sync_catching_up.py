@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from meridian_broker.metadata import keys
@@ -62,6 +63,36 @@ def test_a_write_the_peer_did_not_know_is_a_conflict(world: SyncWorld) -> None:
     conflict = world.conflicts("us")[ROLE]
     assert (conflict.lost.value, conflict.lost.stamp.region) == (1, "us")
     assert (conflict.won.value, conflict.won.stamp.region) == (2, "eu")
+
+
+@pytest.mark.parametrize("has_heard_again", [False, True])
+def test_what_a_restored_peer_once_heard_it_may_not_know_any_longer(world: SyncWorld, has_heard_again: bool) -> None:
+    exchange_marks(world)
+    copy = world.regions["us"].store.copy()
+    write(world, "eu", 1)
+    exchange_marks(world)
+    world.crash("us")
+    world.regions["us"].store = copy
+    world.start("us")
+    write(world, "us", 2)  # before it has compared itself with any region
+    if has_heard_again:
+        world.finish("us", world.catch_up("us", "eu"))
+        world.finish("eu", world.mark("eu"))
+        deliver_all(world, "us", "eu")
+    world.finish("eu", world.catch_up("eu", "us"))
+    conflict = world.conflicts("eu")[ROLE]
+    assert (conflict.lost.value, conflict.won.value) == (1, 2)
+
+
+def exchange_marks(world: SyncWorld) -> None:
+    """Until each region knows that the other one has heard it."""
+    world.now_ms += 1000
+    for _ in range(2):
+        for name in world.names:
+            world.finish(name, world.mark(name))
+        for name, source in product(world.names, world.names):
+            for index in world.regions[name].readers[source].waiting(len(world.topic[source])):
+                world.finish(name, world.deliver(name, source, index))
 
 
 def test_a_write_the_peer_knew_is_no_conflict(world: SyncWorld) -> None:

@@ -194,7 +194,8 @@ def _moment(said: Any) -> Moment:
     if not said:
         return BEGINNING
     time_ms, counter = said
-    return _within(time_ms, MAX_TIME_MS), _within(counter, MAX_COUNTER)
+    # Builds before the first release stored greater counters. No stamp has one, so this is the same moment.
+    return _within(time_ms, MAX_TIME_MS), min(_within(counter, MAX_TIME_MS), MAX_COUNTER)
 
 
 def _reason(said: Any) -> str:

@@ -60,6 +60,10 @@ class Holding:
         """The broker that a bundle is being handed to; None: it stays, or any broker may take it."""
         return self.view.alive(self.heirs.get(bundle, NOBODY).broker)
 
+    def is_open_as_other(self, bundle: Bundle) -> bool:
+        """Whether topics of it may still be open here as those of another bundle, which it is a part of."""
+        return any(one != bundle and one.overlaps(bundle) for one in self.terms)
+
     def ended(self, bundle: Bundle) -> None:
         """The term of a bundle has ended, if there was one: its topics are dropped."""
         if self.terms.happens(bundle, Event.ENDED) is Action.DROP:

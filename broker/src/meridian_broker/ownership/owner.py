@@ -201,7 +201,9 @@ class BundleOwner:
             raise NotServing("this broker is giving the topic up: look it up again")
         others = (one for one in self._wanted if one != bundle and one not in self._holding.changing)
         wanted = islice((bundle, *others), MANY)
-        some = [one for one in wanted if self._holding.terms.happens(one, Event.WANTED) is Action.ACQUIRE]
+        # A part has to wait until the topics of the whole are closed here, if that was split behind this broker's back.
+        free = [one for one in wanted if not self._holding.is_open_as_other(one)]
+        some = [one for one in free if self._holding.terms.happens(one, Event.WANTED) is Action.ACQUIRE]
         if bundle not in some:
             for one in some:
                 self._holding.terms.happens(one, Event.REFUSED)
@@ -360,9 +362,11 @@ class BundleOwner:
         session = "" if me is None else me.session
         mine = [bundle for bundle, owner in self.view.owners.items() if owner.session == session]
         free = [bundle for bundle in mine if self._holding.terms.state(bundle) is State.FREE]
-        # Parts of a bundle whose topics are still open here: others may have them once these are closed.
-        free = [bundle for bundle in free if not any(map(bundle.overlaps, self._holding.terms))]
-        return [(bundle, session) for bundle in free if bundle not in self._holding.changing]
+        return [
+            (bundle, session)
+            for bundle in free
+            if bundle not in self._holding.changing and not self._holding.is_open_as_other(bundle)
+        ]
 
     def next_move(self, traffic: Mapping[Bundle, float]) -> tuple[Bundle, str] | None:
         """A bundle to hand to another broker, and that broker; None: none. See ``balancing.py``.

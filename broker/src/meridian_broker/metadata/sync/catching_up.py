@@ -146,7 +146,9 @@ async def take(
     :raises MetadataError: the peer or the store does not answer, or a value cannot be served here. The others, or what
         was taken until then, stay.
     """
-    heard, known_upto = comparison.digest.heard, await applier.heard_by_all()
+    heard = comparison.digest.heard
+    # By its own word, too: what the peer once said that it had heard is gone if its store was restored.
+    known_upto = min(await applier.heard_by_all(), comparison.digest.mark)
     difference = compare(comparison.here, comparison.there, comparison.digest.horizon, await applier.heard_of_awaited())
     scopes = comparison.digest.scopes & frozenset(scopes)
     wanted = [path for path in difference.wanted if paths.scope_of(path) in scopes]
@@ -243,13 +245,19 @@ async def _write_again(
 
 def _seen(comparison: Comparison, path: str, region: str, known_upto: Moment) -> Written | None:
     """What whoever wrote or deleted there had seen, as far as marks tell: our state, unless we wrote it and not every
-    region is known to have heard of that. The state may say more (``Stamped.knew``), but of a deletion that the peer
-    has forgotten, and of what preceded one, nothing else is known.
+    region is known to have heard of that.
+
+    The peer's state itself says whether its writer knew ours (``Stamped.knew``). But of a deletion that the peer has
+    forgotten, and of what preceded one, nothing else is known. The peer forgets nothing later than its horizon.
 
     :param known_upto: as ``Applier.heard_by_all``.
     """
     known = comparison.here.get(path)
-    if known is None or (known.stamp.region == region and moment(known.stamp) > known_upto):
+    if known is None:
+        return None
+    at = moment(known.stamp)
+    is_told = path in comparison.there and at > comparison.digest.horizon
+    if known.stamp.region == region and (is_told or at > known_upto):
         return None
     return known.generation, known.stamp
 
