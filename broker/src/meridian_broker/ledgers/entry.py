@@ -85,7 +85,7 @@ class EntryFormatError(ValueError):
 
 
 def sound_count(messages: int) -> int:
-    """The number of messages that an entry counts as, whatever its metadata say.
+    """The number of messages that an entry counts as, whatever its metadata says.
 
     Versions before 0.1 stored the number that a client sent, and peers may still send one. A number that no batch can
     have counts as 1: as the width of a bit set or a number of permits it would harm other clients.

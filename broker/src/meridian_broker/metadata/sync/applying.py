@@ -264,8 +264,8 @@ class Applier:
     async def heard_by_all(self) -> Moment:
         """Up to where this region knows that every other one has heard it; ``BEGINNING``: some never did.
 
-        A deletion that has not arrived here was made by a region that knew what this one wrote up to there: a mark
-        comes after the deletions made before what it says was heard."""
+        Whoever made a deletion that has not arrived here knew what this region wrote up to there: a region's earlier
+        deletions arrive before the mark that reports what it has heard."""
         others, marks = self._regions() - {self.region}, await self._marks()
         heard = [marks[region][1] if region in marks else {} for region in others]
         return min((one.get(self.region, BEGINNING) for one in heard), default=BEGINNING)

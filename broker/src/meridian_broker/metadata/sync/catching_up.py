@@ -147,7 +147,7 @@ async def take(
         was taken until then, stay.
     """
     heard = comparison.digest.heard
-    # By its own word, too: what the peer once said that it had heard is gone if its store was restored.
+    # The peer's record counts as well: if its store was restored, it may have lost what it once reported as heard.
     known_upto = min(await applier.heard_by_all(), comparison.digest.mark)
     difference = compare(comparison.here, comparison.there, comparison.digest.horizon, await applier.heard_of_awaited())
     scopes = comparison.digest.scopes & frozenset(scopes)

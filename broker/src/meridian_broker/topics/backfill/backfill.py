@@ -74,8 +74,8 @@ class Look(NamedTuple):
     sources: Set[str] = frozenset()
     """... and those that can be asked for them."""
     seen: tuple[object, ...] | None = None
-    """If a region cannot be reached: whatever makes it worth asking again at once when it changes. Until then asking
-    again is likely to be in vain. None: it is not.
+    """While a region cannot be reached: what must change before asking again is likely to find more. None: it may find
+    more at any time.
     """
 
 
