@@ -224,6 +224,9 @@ class CheckedReader:
     def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
         return self._reader.follow(grown)
 
+    def learn(self, confirmed: int) -> bool:
+        return self._reader.learn(confirmed)
+
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         found = await self._reader.read(first, last, max_bytes)
         self._volume.has_read(self.ledger_id, first, found)

@@ -33,6 +33,8 @@ class ClientOptions:
     """Connect as a broker of this region, to one of another region; None: as a client."""
     answerer: str = ""
     """The region that we intend to reach, if we connect as a peer."""
+    own_broker: str = ""
+    """The broker of our own region that we intend to reach instead."""
     client_version: str = "meridian"
     connect_timeout: float = 10.0
     request_timeout: float = 30.0
@@ -48,6 +50,10 @@ class ClientOptions:
     def towards(self, region: str) -> ClientOptions:
         """These options, for a connection to that region."""
         return replace(self, answerer=region)
+
+    def within(self, broker: str) -> ClientOptions:
+        """These options, for a connection to that broker of our own region."""
+        return replace(self, answerer=broker, own_broker=broker)
 
 
 def split_url(url: str) -> list[tuple[str, int, bool]]:

@@ -75,6 +75,7 @@ class Link:
         peer: str = "",
     ) -> None:
         """
+        :param options: towards any region, or within this one.
         :param purpose: what the link carries, for the log.
         :param on_problem: called when a connection could not be made.
         :param peer: what to pass to ``resolve``, if not the region.
@@ -88,7 +89,7 @@ class Link:
         self.is_foreign = False
         """The last answer at that address came from a broker that is not Meridian."""
         self._resolve = resolve
-        self._options = options.towards(region)
+        self._options = options if options.own_broker else options.towards(region)
         self._backoff = Backoff(jitter, FIRST_DELAY, LAST_DELAY)
         self._on_up = on_up
         self._on_down = on_down

@@ -224,9 +224,7 @@ class Chain:
     def distance(self, after: Position, upto: Position) -> int:
         """How many stored entries lie in ``(after, upto]``."""
         total = 0
-        for chapter in self._chapters:
-            if chapter.ledger_id < after.ledger or chapter.ledger_id > upto.ledger:
-                continue
+        for chapter in self._chapters[bisect_left(self._ids, after.ledger) : bisect_right(self._ids, upto.ledger)]:
             low = after.entry if chapter.ledger_id == after.ledger else -1
             high = upto.entry if chapter.ledger_id == upto.ledger else chapter.entries - 1
             total += max(min(high, chapter.entries - 1) - max(low, -1), 0)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log of a topic that another broker of the region writes, as this broker reads it while it grows (PIP-180).
 
-The topic's record lists the ledgers, and the ledger store says up to which entry the last of them is confirmed. What is
-confirmed is read once, in order: the index is built from it, and the newest entries stay in memory for all readers.
-Ledgers that were sealed before are read, and their indexes built, when somebody asks for them. Nothing is ever written,
-fenced or sealed: the writer does not notice.
+The topic's record lists the ledgers. Up to which entry the last of them is confirmed, the ledger store says and,
+sooner, the writer's broker (the shadow replicator); either is enough. What is confirmed is read once, in order: the
+index is built from it, and the newest entries stay in memory for all readers. Ledgers that were sealed before are read,
+and their indexes built, when somebody asks for them. Nothing is ever written, fenced or sealed: the writer does not
+notice.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class FollowedLog(TopicLog):
         super().__init__(region, store, NoRecord(), 0, limits, scheduler, cache)
         self._recorded: tuple[Span, ...] = ()
         self._unfollow: Callable[[], None] = _nobody
+        self._told = EARLIEST
+        """What the writer's broker said last. It may be about a ledger that the record does not list yet."""
         self.exists = False
         """Whether there is such a topic, as far as its follower knows."""
         self.on_grown: Callable[[], None] = _nobody
@@ -164,10 +167,19 @@ class FollowedLog(TopicLog):
         self._ids.append(span.ledger_id)
         self._note_ends(span.own_before, span.origins_before)
 
+    def told_confirmed(self, position: Position) -> None:
+        """The writer's broker says that everything up to here is confirmed, and can be read."""
+        self._told = position
+        if position > self.last_confirmed:
+            self._grown()
+
     async def _read_open(self, chapter: Chapter) -> None:
         reader = await self._reader(chapter)
-        if self._unfollow is _nobody and isinstance(reader, FollowingReader):
-            self._unfollow = reader.follow(self._grown)
+        if isinstance(reader, FollowingReader):
+            if self._told.ledger == chapter.ledger_id:
+                reader.learn(self._told.entry)
+            if self._unfollow is _nobody:
+                self._unfollow = reader.follow(self._grown)
         while chapter.entries <= (last := reader.last_confirmed()):
             await self._read_some(chapter, last)
 

@@ -166,6 +166,10 @@ class FollowingReader(Reader, Protocol):
         """
         ...
 
+    def learn(self, confirmed: int) -> bool:
+        """The ledger's writer says that this entry is confirmed. Returns whether that was news."""
+        ...
+
 
 @runtime_checkable
 class FollowedWriter(Writer, Protocol):

@@ -98,6 +98,16 @@ class LogView(TopicLog):
         """How often entries were not read ahead of its subscriptions (``FollowedLog.reset_behind``)."""
         return self._source.resets if isinstance(self._source, FollowedLog) else 0
 
+    def source_confirmed(self, position: Position) -> None:
+        """The source's broker says that everything up to here is confirmed. A source that this one serves knows."""
+        if isinstance(self._source, FollowedLog):
+            self._source.told_confirmed(position)
+
+    @property
+    def follows(self) -> bool:
+        """Whether another broker serves the source."""
+        return isinstance(self._source, FollowedLog)
+
     def skipped(self, entries: int) -> None:
         """Entries that subscriptions are owed are about to be deleted."""
         self.skipped_entries += entries

@@ -33,6 +33,7 @@ from meridian_broker.gateway.places import Places
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
+from meridian_broker.gateway.shadow_replication import ShadowReplication
 from meridian_broker.ledgers.offloaded.storage import OffloadedLedgers
 from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata import keys
@@ -102,6 +103,7 @@ class BrokerProcess:
         self.behind: BehindRecord
         self.leases: LeaseManager
         self.runner: ReplicatorRunner
+        self.shadow_replication: ShadowReplication | None = None
         self.catalog: Catalog
         self.calls: RegionCalls
         self.clock: HybridClock
@@ -250,8 +252,23 @@ class BrokerProcess:
             objections=lambda topic, subscription: objections(self.admin, topic, subscription),
         )
         self._bind_metadata_sync(links.identity)
+        if self.several is not None:
+            self.shadow_replication = self._replicate_to_shadows(self.several, links)
+            stack.push_async_callback(self.shadow_replication.close)
         stack.push_async_callback(self.runner.close)
         stack.push_async_callback(self.exchange.close)
+
+    def _replicate_to_shadows(self, several: OneOfSeveral, links: RegionLinks) -> ShadowReplication:
+        return ShadowReplication(
+            self.region,
+            self.service.opener.followed_sources,
+            self.catalog.shadows,
+            several,
+            links.options,
+            usual_limit=self.settings.topics.shadow_replicator_auto_reset_backlog_entries,
+            jitter=random.Random().random,
+            now_ms=self.scheduler.now_ms,
+        )
 
     def _follow_settings(self, settings: Settings) -> None:
         """Apply settings that were changed while this broker runs; open topics follow with their policies."""
@@ -315,6 +332,7 @@ class BrokerProcess:
             report_load=None
             if self.several is None
             else partial(self.several.report_load, self.service.topics.values()),
+            replicate_to_shadows=None if self.shadow_replication is None else self.shadow_replication.look,
             look_for_room=self._metadata.look_for_room,
         )
         self.admin = AdminState(
@@ -326,6 +344,7 @@ class BrokerProcess:
             exchange=self.exchange,
             leases=self.leases,
             replication=self.runner,
+            shadow_replication=self.shadow_replication,
             ledgers=self.ledgers,
             held=self.held,
             offload=self.offload,

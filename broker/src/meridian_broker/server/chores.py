@@ -62,6 +62,8 @@ class Chores:
     one."""
     report_load: Callable[[], Awaitable[None]] | None
     """Tell the region's other brokers how loaded this one is; None: there are none."""
+    replicate_to_shadows: Callable[[], Awaitable[None]] | None
+    """Start and stop replicators to shadows at the region's other brokers; None: there are none."""
     look_for_room: Callable[[], Awaitable[None]]
     """Check whether a full metadata store still is full."""
 
@@ -219,6 +221,11 @@ class Chores:
             self._begin(
                 *("report the load of this broker", self.report_load, MEASURE_SECONDS),
                 "other brokers balance without knowing the load of this one",
+            )
+        if self.replicate_to_shadows is not None:
+            self._begin(
+                *("replicate to shadows at other brokers", self.replicate_to_shadows, LOOK_SECONDS),
+                "messages reach shadows at other brokers some milliseconds later",
             )
         self._begin(
             *("record which regions are behind", self.behind.follow, LOOK_SECONDS),

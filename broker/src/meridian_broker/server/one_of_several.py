@@ -130,6 +130,17 @@ class OneOfSeveral:
         addresses = found.addresses.get(listener)
         return None if addresses is None else Addresses.of(addresses)
 
+    def serving(self, topic: TopicName) -> str | None:
+        """See ``gateway.shadow_replication.OwnBrokers``."""
+        bundle = self._bundle_of(str(topic))
+        owner = None if bundle is None else self.owner.view.owner(bundle)
+        return None if owner is None or owner.broker == self._broker_id else owner.broker
+
+    def addresses_of(self, broker: str) -> Addresses | None:
+        """As above."""
+        found = self.owner.view.alive(broker)
+        return None if found is None else Addresses.of(found.addresses.get("", {}))
+
     # -- chores ------------------------------------------------------------------------------------------------------
 
     async def balance(self) -> None:

@@ -46,7 +46,7 @@ def region_links(
 ) -> RegionLinks:
     """:param listed: regions in the file that the settings name."""
     region = settings.region.cluster_name
-    identity = PeerIdentity(region, lambda: keys.peer_secrets, os.urandom)
+    identity = PeerIdentity(region, lambda: keys.peer_secrets, os.urandom, settings.brokers.broker_id)
     options = peer_options(identity, ClientOptions(tls=client_tls))
     addresses = RegionAddresses(catalog, listed, has_tls=client_tls is not None)
     calls = RegionCalls(identity, addresses.resolve, client_tls, scheduler.monotonic_ms)

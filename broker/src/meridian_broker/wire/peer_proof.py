@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How brokers of two regions prove to each other that they know the peer secret, without sending it (R7).
+"""How brokers prove to each other that they know the peer secret, without sending it (R7).
 
 Three messages; ``Dialling`` and ``Answering`` are the two sides, without any I/O:
 
@@ -25,7 +25,9 @@ from typing import Final
 
 VERSION: Final = b"1"
 LINK: Final = b"link"
-"""Purpose of a proof: a connection of the binary protocol."""
+"""Purpose of a proof: a connection of the binary protocol between two regions."""
+WITHIN: Final = b"within"
+"""Purpose of a proof: such a connection between two brokers of one region."""
 NONCE_BYTES: Final = 32
 KEY_ID_BYTES: Final = 8
 KEYS_MAX: Final = 16
@@ -139,18 +141,31 @@ class Answering:
     """The side that was dialled. ``challenge`` once, then ``check`` once."""
 
     def __init__(
-        self, secrets: Sequence[bytes], region: str, nonce: bytes, binding: bytes, purpose: bytes = LINK
+        self,
+        secrets: Sequence[bytes],
+        region: str,
+        nonce: bytes,
+        binding: bytes,
+        purpose: bytes = LINK,
+        broker: str = "",
     ) -> None:
-        """As for ``Dialling``. :param region: this one."""
+        """As for ``Dialling``.
+
+        :param region: this one.
+        :param broker: name of this broker among those of its region, ``REGION/BROKER``, for their connections
+            (``WITHIN``) besides those of the purpose; empty: there are no others.
+        """
         self.dialler = ""
-        """The region that the other side says it is."""
+        """The region, or the broker of this one, that the other side says it is."""
+        self.purpose = b""
+        """What the connection is for; empty before the challenge."""
         self.key = b""
         """Id of the secret to prove; empty before the challenge."""
         self._secrets = tuple(secrets)
         self._region = region
         self._nonce = nonce
         self._binding = binding
-        self._purpose = purpose
+        self._purposes = {purpose: region, WITHIN: broker} if broker else {purpose: region}
         self._expected = b""
 
     def challenge(self, opening: bytes) -> bytes:
@@ -158,13 +173,17 @@ class Answering:
         version, purpose, dialler, answerer, nonce, ids = unpack(opening, 6)
         if self._expected:
             raise NotProven("a second opening")
-        if version != VERSION or purpose != self._purpose or len(nonce) != NONCE_BYTES:
+        if version != VERSION or purpose not in self._purposes or len(nonce) != NONCE_BYTES:
             raise NotProven("this handshake is of another version or for another purpose")
-        if answerer != self._region.encode():
-            raise NotProven(f"this is region {self._region}, not {region_name(answerer)!r}: check the address")
+        own = self._purposes[purpose]
+        if answerer != own.encode():
+            raise NotProven(f"this is {own}, not {region_name(answerer)!r}: check the address")
         self.dialler = region_name(dialler)
-        if self.dialler == self._region:
-            raise NotProven(f"this is region {self._region} itself: two regions have the same name or address")
+        if self.dialler == own:
+            raise NotProven(f"this is {own} itself: two regions or brokers have the same name or address")
+        if purpose == WITHIN and not self.dialler.startswith(f"{self._region}/"):
+            raise NotProven(f"{self.dialler!r} is not a broker of region {self._region}")
+        self.purpose = purpose
         secret = shared_secret(self._secrets, ids)
         said = (purpose, dialler, answerer, nonce, self._nonce, self._binding)
         self._expected = _proof(secret, _DIALLER, *said)

@@ -15,6 +15,7 @@ from meridian_broker.gateway.metadata_sync import MetadataSync
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
+from meridian_broker.gateway.shadow_replication import ShadowReplication
 from meridian_broker.ledgers.periodic import WorkState
 from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata.catalog import Catalog
@@ -65,6 +66,8 @@ class AdminState:
     """Which region dispatches which messages, for subscriptions with dispatch scope origin."""
     exchange: ExchangeShell
     replication: ReplicatorRunner
+    shadow_replication: ShadowReplication | None
+    """To shadows at the region's other brokers; None: there are none."""
     ledgers: LedgerStorage
     held: PinnedLedgers
     """The same ledgers, for handlers that must keep some from being deleted."""

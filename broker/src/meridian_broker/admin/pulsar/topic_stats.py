@@ -30,6 +30,17 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 
 Json = dict[str, Any]
 
+_NOTHING_SENT: Final[Json] = {
+    "msgRateOut": 0.0,
+    "msgThroughputOut": 0.0,
+    "msgOutCounter": 0,
+    "bytesOutCounter": 0,
+    "msgRateExpired": 0.0,
+    "connected": False,
+    "replicationDelayInSeconds": 0,
+}
+"""Statistics of a shadow's replicator that has sent no message."""
+
 
 @dataclass(slots=True)
 class TopicStats:
@@ -90,39 +101,51 @@ class TopicStats:
         }
 
     def shadows(self, topic: Topic) -> Json:
-        """Per shadow in the topic's list, as Pulsar's replicators. Nothing is sent: shadows read the same ledgers.
-
-        ``replicationBacklog`` is left out where another broker serves the shadow: only that one knows how far it read.
-        """
+        """Per shadow in the topic's list, as Pulsar's replicators."""
         name = topic_name.parse(topic.name)
         shown: Json = {}
         for record in self.state.catalog.shadows.of(name):
-            if not record.listed:
-                continue
-            key = str(record.shadow_of(name))
-            shadow = topic.shadows.open.get(key)
-            is_elsewhere = shadow is None and self._is_served(record.shadow_of(name))
-            shown[key] = {
-                "msgRateOut": 0.0,
-                "msgThroughputOut": 0.0,
-                "msgOutCounter": 0,
-                "bytesOutCounter": 0,
-                "msgRateExpired": 0.0,
-                "connected": shadow is not None or is_elsewhere,
-                "replicationDelayInSeconds": 0,
-            }
-            if not is_elsewhere:
-                read = EARLIEST if shadow is None else shadow.log.last_confirmed
-                shown[key]["replicationBacklog"] = topic.log.distance(read, topic.log.last_confirmed)
+            if record.listed:
+                shadow = record.shadow_of(name)
+                shown[str(shadow)] = self._shadow_here(topic, shadow) or self._shadow_elsewhere(topic, shadow)
         return shown
 
-    def _is_served(self, name: TopicName) -> bool:
-        """Whether another broker of the region owns the topic."""
-        owner = self.state.owner
-        bundles = None if owner is None else owner.view.bundles.get(name.namespace_name)
-        if owner is None or bundles is None or owner.term_of(name) is not None:
-            return False
-        return owner.view.owner(bundles.of(name)) is not None
+    def _shadow_here(self, topic: Topic, name: TopicName) -> Json | None:
+        """A shadow of this broker reads the topic's log: nothing is sent. None: another broker serves it."""
+        shadow, elsewhere = topic.shadows.open.get(str(name)), self.state.shadow_replication
+        if shadow is None and elsewhere is not None and not self.state.service.parts.ownership.holds(name):
+            return None
+        read = EARLIEST if shadow is None else shadow.log.last_confirmed
+        return {
+            **_NOTHING_SENT,
+            "connected": shadow is not None,
+            "replicationBacklog": topic.log.distance(read, topic.log.last_confirmed),
+        }
+
+    def _shadow_elsewhere(self, topic: Topic, name: TopicName) -> Json:
+        """``replicationBacklog`` is left out as long as the shadow's broker has not said how far it has read."""
+        replication = self.state.shadow_replication
+        assert replication is not None
+        status = replication.status(topic.name, name)
+        if isinstance(status, str):
+            return {**_NOTHING_SENT, "connected": False, "lastError": status}
+        age = (topic.scheduler.now_ms() - topic.created_ms) / 1000
+        return {
+            **_NOTHING_SENT,
+            "msgRateOut": self.rates.rate((topic.name, "shadow", status.broker), status.entries_out, age),
+            "msgOutCounter": status.entries_out,
+            "connected": status.is_connected,
+            "replicationDelayInSeconds": status.delay_ms // 1000,
+            "outboundConnectedSince": _time(status.connected_since_ms),
+            **({} if status.backlog is None else {"replicationBacklog": status.backlog}),
+            "lastError": status.last_error,
+            "meridian": {
+                "broker": status.broker,
+                "through": status.shadow,
+                "confirmed": None if status.confirmed is None else str(status.confirmed),
+                "autoResets": status.resets,
+            },
+        }
 
     def shadow(self, topic: Topic) -> Json:
         """A shadow's state relative to its source; empty for other topics."""

@@ -129,6 +129,10 @@ class MemoryReader:
     def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
         return self._store.follow(grown) if self._store is not None else lambda: None
 
+    def learn(self, confirmed: int) -> bool:
+        """As ``FollowingReader.learn``: it knows already."""
+        return confirmed > self.last_confirmed()
+
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         if self._store is not None:
             self._store.reads += 1

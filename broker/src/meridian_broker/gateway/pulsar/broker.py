@@ -124,10 +124,10 @@ class Broker:
             oldest.end("it sent no CONNECT, and new connections need its place")
 
     def let_in(self, connection: Connected) -> str | None:
-        """Admit an authenticated connection. Returns the reason if it may not stay; peer brokers always may."""
+        """Admit an authenticated connection. Returns the reason if it may not stay; brokers always may."""
         address = connection.address
         self.strangers.pop(connection, None)
-        if connection.is_peer:
+        if connection.is_peer or connection.is_own_broker:
             return None
         if len(self.clients) >= self.connections_max:
             return f"this broker has reached its limit of {self.connections_max} connections (brokerMaxConnections)"
@@ -179,8 +179,8 @@ class Broker:
 
     async def keep_alive(self, *, peers: bool) -> None:
         """Ping silent connections, close dead ones. Call it every ``keep_alive_seconds`` for clients, and every
-        ``PEER_KEEP_ALIVE_SECONDS`` for other regions' brokers, which must also hold a secret that is in force."""
+        ``PEER_KEEP_ALIVE_SECONDS`` for brokers, which must also hold a secret that is in force."""
         for one in tuple(self.connections) if peers else ():
-            if one.is_peer and not self.identity.holds(one.peer_secret):
+            if one.peer_secret and not self.identity.holds(one.peer_secret):
                 one.end("the peer secret that it proved was removed")
-        notify_all([one.keep_alive for one in self.connections if one.is_peer == peers])
+        notify_all([one.keep_alive for one in self.connections if bool(one.peer_secret) == peers])

@@ -20,6 +20,8 @@ class Connected(Expiring, Protocol):
     """The client's address, without the port."""
     is_peer: bool
     """Whether it is a broker of another region that has proven its region (R7)."""
+    is_own_broker: bool
+    """Whether it has proven to be a broker of this region."""
     peer_name: str
     """The region that it has proven to be."""
     peer_region: str

@@ -77,6 +77,7 @@ class Connection(Outgoing):
         "address",
         "can_refresh",
         "introducing",
+        "is_own_broker",
         "is_peer",
         "names_sources",
         "peer_name",
@@ -126,8 +127,10 @@ class Connection(Outgoing):
         """The same for consumers."""
         self.started = False
         self.proving: tuple[Answering, pb.CommandConnect] | None = None
-        """The handshake of a client that says it is another region's broker, and its CONNECT."""
+        """The handshake of a client that says it is a broker, and its CONNECT."""
         self.is_peer = False
+        self.is_own_broker = False
+        """It has proven to be a broker of this region."""
         self.peer_name = ""
         """The region that a peer has proven to be."""
         self.names_sources = False

@@ -12,7 +12,7 @@ from meridian_broker.gateway.client_options import PEER_AUTH_METHOD
 from meridian_broker.gateway.pulsar.sources import belongs_to_pulsar
 from meridian_broker.gateway.tls import channel_binding
 from meridian_broker.topics.policies import METADATA_BYTES
-from meridian_broker.wire.peer_proof import NotProven
+from meridian_broker.wire.peer_proof import WITHIN, NotProven
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import ServerError
@@ -45,7 +45,7 @@ def connect(connection: Connection, command: Any) -> None:
 
 
 def _challenge(connection: Connection, asked: pb.CommandConnect) -> None:
-    """Prove our region to a client that says it is a region, and ask for its proof."""
+    """Prove our region to a client that says it is a broker of one, and ask for its proof."""
     if connection.transport is None:
         return
     try:
@@ -75,7 +75,9 @@ def auth_response(connection: Connection, command: Any) -> None:
     except NotProven as error:
         _turn_away(connection, ServerError.AUTHENTICATION, str(error))
         return
-    connection.is_peer, connection.peer_secret = True, answering.key
+    connection.peer_secret = answering.key
+    connection.is_own_broker = answering.purpose == WITHIN
+    connection.is_peer = not connection.is_own_broker
     _welcome(connection, asked)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meridian_broker.gateway.pulsar import permitted, sources
+from meridian_broker.gateway.pulsar import permitted, shadow_replicators, sources
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.authorizing import Wish
@@ -51,8 +51,9 @@ def producer(connection: Connection, command: Any) -> None:
 
 
 async def _introduce(connection: Connection, asked: pb.CommandProducer) -> None:
+    make = _make_of_shadow if shadow_replicators.is_asked(asked) else _make
     try:
-        await _make(connection, asked)
+        await make(connection, asked)
     finally:
         if _is_wanted(connection, asked):
             del connection.introducing[asked.producer_id]
@@ -137,18 +138,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         if made is not None:
             made.topic.remove_producer(made)
         raise
-    if connection.transport is None or not _is_wanted(connection, asked):
-        made.topic.remove_producer(made)
+    if not _keep(connection, asked, made):
         return
-    if made.topic.producers.get(made.name) is not made:  # disconnected again meanwhile
-        connection.fail(
-            asked.request_id,
-            TopicFenced(f"{topic.name} closed this producer while it was being created: create it again"),
-        )
-        return
-    if connection.producers is None:
-        connection.producers = {}
-    connection.producers[asked.producer_id] = made
     if not isinstance(topic, Topic) or (remote is None and made.gate is None):
         _answer(connection, asked.request_id, made)
     else:
@@ -157,6 +148,35 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         # count.
         last = None if remote is None else topic.log.last_origin.get(remote, EARLIEST)
         topic.log.when_durable(lambda error: _answer_durable(connection, asked.request_id, made, last, error))
+
+
+async def _make_of_shadow(connection: Connection, asked: pb.CommandProducer) -> None:
+    """For the broker of a shadow's source."""
+    try:
+        made = await shadow_replicators.make(connection, asked)
+    except REFUSALS as error:
+        if _is_wanted(connection, asked):
+            connection.fail(asked.request_id, error)
+        return
+    if _keep(connection, asked, made):
+        _answer(connection, asked.request_id, made)
+
+
+def _keep(connection: Connection, asked: pb.CommandProducer, made: Producer) -> bool:
+    """The producer was admitted: the client has it from now on. False: it does not want it any more, or lost it."""
+    if connection.transport is None or not _is_wanted(connection, asked):
+        made.topic.remove_producer(made)
+        return False
+    if made.topic.producers.get(made.name) is not made:  # disconnected again meanwhile
+        connection.fail(
+            asked.request_id,
+            TopicFenced(f"{made.topic.name} closed this producer while it was being created: create it again"),
+        )
+        return False
+    if connection.producers is None:
+        connection.producers = {}
+    connection.producers[asked.producer_id] = made
+    return True
 
 
 def _check_may(connection: Connection, asked: pb.CommandProducer, name: TopicName) -> None:

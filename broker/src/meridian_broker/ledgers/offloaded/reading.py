@@ -162,6 +162,10 @@ class OffloadableReader:
         """As `FollowingReader.follow`. A copy does not grow."""
         return self._near.follow(grown) if isinstance(self._near, FollowingReader) else lambda: None
 
+    def learn(self, confirmed: int) -> bool:
+        """As `FollowingReader.learn`. Of a copy everything is known."""
+        return self._near.learn(confirmed) if isinstance(self._near, FollowingReader) else False
+
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         """As `Reader.read`."""
         near, copy = self._near, self._known_copy()

@@ -74,7 +74,8 @@ class Admission:
                 raise refusals[0]
             return
         self._topic.check_open()
-        self._check_going_on()
+        if producer.from_source is None:
+            self._check_going_on()
         other = self._topic.producers.get(producer.name)
         self._enter(producer)
         if other is not None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.scheduling import Scheduler
     from meridian_broker.topics.journal.topic_record import TopicMetadata
     from meridian_broker.topics.limits import TopicLimits
+    from meridian_broker.topics.publishing.from_source import FromSource
     from meridian_broker.wire.pulsar.frames import Send
 
 
@@ -136,6 +137,7 @@ class Producer:
         "bytes_in",
         "connected_since_ms",
         "epoch",
+        "from_source",
         "gate",
         "messages_in",
         "metadata",
@@ -163,6 +165,7 @@ class Producer:
         connected_since_ms: int,
         remote_region: str | None = None,
         names_sources: bool | None = None,
+        from_source: FromSource | None = None,
         metadata: dict[str, str] | None = None,
         schema_version: bytes = b"",
         access_mode: AccessMode = AccessMode.SHARED,
@@ -180,6 +183,8 @@ class Producer:
         self.names_sources = names_sources
         """Of a region of Apache Pulsar: whether receipts name an entry by its position there, instead of by its
         sequence id; None: it is the replicator of a Meridian region, or a client."""
+        self.from_source = from_source
+        """Of a shadow replicator, takes what it sends; None: it is of another kind."""
         self.metadata = metadata
         self.schema_version = schema_version
         self.access_mode = access_mode

@@ -125,6 +125,9 @@ class Storing:
         :raises OriginConflict: its bytes differ from those its origin stored (R7).
         :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it is refused (``backfill/intake.py``).
         """
+        if producer.from_source is not None:
+            producer.from_source.take(producer, send)
+            return
         if producer.names_sources is not None:
             if messages := self._from_pulsar.take(producer, send):
                 self._count_foreign(producer, messages, len(send.body))
@@ -138,7 +141,7 @@ class Storing:
         if send.message_id is not None:
             raise NotAllowed(
                 f"the replicator of {stamp.region} chose a message id: ids are given where a message is stored, and "
-                "shadows read their source's, so send none"
+                "only shadow replicators send them (R7)"
             )
         if stamp.region == topic.region:
             raise NotAllowed(f"{topic.region} does not accept its own entries from a replicator")

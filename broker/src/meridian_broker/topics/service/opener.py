@@ -213,6 +213,11 @@ class TopicOpener:
         for source in open_of(self.registry.topics, record.source):
             self._announce(source)
 
+    def followed_sources(self) -> list[Topic]:
+        """The open topics here that shadows at other brokers may follow."""
+        topics = self.registry.topics
+        return [one for one in self._announcing if one.failure is None and topics.get(one.name) is one]
+
     def _announce(self, source: Topic) -> None:
         """Let brokers that follow a topic know of its messages from now on."""
         if source not in self._announcing:
