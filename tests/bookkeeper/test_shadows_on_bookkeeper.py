@@ -3,17 +3,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 import time
 from collections import defaultdict
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pulsar
 import pytest
+from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.client_errors import ConnectFailed, RequestRefused
+from meridian_broker.gateway.client_options import ClientOptions
+from meridian_broker.replication.entries.shadow_replicator import producer_name
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.metadata import build_body
 from support.brokers.bookkeeper_region import Region, everything, published, received
 from support.brokers.broker_process import BrokerProcess, HttpAnswer, wait_until
+from support.brokers.peers import SECRET, as_broker, as_region
 from support.brokers.region_clients import EARLIEST, KEY_SHARED, PATIENCE_MS, SHARED, connected
 
 TOPICS = "/admin/v2/persistent/public/default"
@@ -50,6 +59,18 @@ def backlog(pair: Pair, subscription: str) -> int:
     """Messages that a subscription of the shadow has not acknowledged, as its broker knows it."""
     shown = pair.at_shadow.http("GET", f"{TOPICS}/{pair.shadow}/stats").json
     return int(shown["subscriptions"][subscription]["msgBacklog"])
+
+
+def replicated(pair: Pair) -> dict[str, Any]:
+    """The statistics of the shadow's replicator."""
+    shown = pair.at_source.http("GET", f"{TOPICS}/{pair.source}/stats").json["shadowReplication"]
+    found: dict[str, Any] = shown[f"persistent://public/default/{pair.shadow}"]
+    return found
+
+
+def until_read(pair: Pair) -> None:
+    """The shadow's broker says that it has read all."""
+    wait_until(lambda: replicated(pair).get("replicationBacklog") == 0, "the shadow's broker to have read everything")
 
 
 def until_empty(view: pulsar.Consumer, pair: Pair, subscription: str) -> list[bytes]:
@@ -99,9 +120,10 @@ def test_consuming_a_shadow_reads_nothing_through_the_sources_broker(region: Reg
         assert everything(client, pair.shadow) == [*bodies, *(b"late-%d" % number for number in range(50))]
         assert bytes_read(pair.at_source) == before
         assert bytes_read(pair.at_shadow) >= elsewhere
-        shown = pair.at_source.http("GET", f"{TOPICS}/{pair.source}/stats").json["shadowReplication"]
-        (of_shadow,) = shown.values()
-        assert of_shadow["connected"] and "replicationBacklog" not in of_shadow, "its own broker knows how far it is"
+        wait_until(
+            lambda: replicated(pair).get("replicationBacklog") == 0, "the source's broker to know that all is read"
+        )
+        assert replicated(pair)["connected"] and replicated(pair)["msgOutCounter"] >= 50
         assert sorted(took)[25] < 5, "the readers of an idle ledger are told"
         print(f"median {sorted(took)[25] * 1000:.1f} ms, most {max(took) * 1000:.1f} ms")
         with pytest.raises(pulsar.PulsarException):
@@ -128,6 +150,124 @@ def test_it_reads_on_when_the_sources_broker_is_killed_and_another_one_takes_ove
         wait_until(lambda: region.owner(pair.source, pair.at_source) is not None, "a broker to own the source")
         more += published(client, pair.source, 10, first=30)
         assert sorted(received(view, 10)) == sorted(more[10:])
+
+
+def test_a_shadow_gets_messages_while_its_replicator_is_down(region: Region) -> None:
+    """Brokers with different secrets cannot connect to each other; the store tells the same."""
+    pair = made(region)
+    with connected(region.url) as client:
+        view = client.subscribe(pair.shadow, "s", SHARED, initial_position=EARLIEST)
+        bodies = published(client, pair.source, 10)
+        until_read(pair)
+        secret = region.secret_of(pair.at_source)
+        secret.write_bytes(b"another secret, which the other broker lacks")
+        try:
+            wait_until(lambda: not replicated(pair)["connected"], "the replicator to be down")
+            bodies += published(client, pair.source, 10, first=10)
+            assert received(view, 20) == bodies
+        finally:
+            secret.write_bytes(SECRET)
+        wait_until(lambda: replicated(pair)["connected"], "the replicator to be up again")
+        more = published(client, pair.source, 10, first=20)
+        assert received(view, 10) == more
+        until_read(pair)
+        assert replicated(pair)["lastError"] is None
+
+
+class Told:
+    """What a broker answers to the producer of a shadow replicator."""
+
+    def __init__(self) -> None:
+        self.receipts: list[tuple[int, int, int]] = []
+        self.errors: list[tuple[int, str]] = []
+        self.closed: str | None = None
+        self.news = asyncio.Event()
+
+    def receipt(self, receipt: pb.CommandSendReceipt) -> None:
+        self.receipts.append((receipt.sequence_id, receipt.message_id.ledgerId, receipt.message_id.entryId))
+        self.news.set()
+
+    def send_error(self, error: pb.CommandSendError) -> None:
+        self.errors.append((error.error, error.message))
+        self.news.set()
+
+    def producer_closed(self, reason: str) -> None:
+        self.closed = reason
+        self.news.set()
+
+
+def asked_for(topic: str, name: str) -> pb.CommandProducer:
+    return pb.CommandProducer(
+        topic=topic, producer_name=name, user_provided_producer_name=True, producer_id=0, request_id=0
+    )
+
+
+def body() -> bytes:
+    described = pb.MessageMetadata(producer_name="x", sequence_id=0, publish_time=1)
+    return build_body(described.SerializeToString(), b"")
+
+
+async def answers_to(pair: Pair, options: ClientOptions, places: list[bytes | None]) -> Told:
+    """What the shadow's broker answers to SENDs with these message ids, of its source's replicator.
+
+    The real replicator takes its place back whenever it likes: then the test does, until all is answered.
+    """
+    names = [f"persistent://public/default/{one}" for one in (pair.source, pair.shadow)]
+    connection = await PulsarClientConnection.connect(f"pulsar://127.0.0.1:{pair.at_shadow.port}", options)
+    try:
+        async with asyncio.timeout(PATIENCE_MS / 1000):
+            while True:
+                told = Told()
+                opened = await connection.open_producer(asked_for(names[1], producer_name(*names)), told)
+                for number, place in enumerate(places):
+                    connection.write(encode.send(opened.producer_id, number, body(), shadow_message_id=place))
+                while len(told.receipts) + len(told.errors) < len(places) and told.closed is None:
+                    told.news.clear()
+                    await told.news.wait()
+                if told.closed is None:
+                    return told
+    finally:
+        await connection.close()
+
+
+async def test_only_brokers_of_the_region_say_what_is_confirmed_in_a_source(region: Region) -> None:
+    pair = made(region)
+    names = [f"persistent://public/default/{one}" for one in (pair.source, pair.shadow)]
+    url = f"pulsar://127.0.0.1:{pair.at_shadow.port}"
+    at_shadow = next(key for key, one in region.brokers.items() if one is pair.at_shadow)
+    own = as_broker(region.name, "z", at_shadow)
+
+    async def refusal(options: ClientOptions, topic: str, name: str) -> str:
+        connection = await PulsarClientConnection.connect(url, options)
+        try:
+            with pytest.raises(RequestRefused) as refused:
+                await connection.open_producer(asked_for(topic, name), Told())
+            assert refused.value.code == pb.NotAllowedError
+            return str(refused.value)
+        finally:
+            await connection.close()
+
+    with connected(region.url) as client:
+        producer = client.create_producer(pair.source, batching_enabled=False)
+        sent = [producer.send(b"%d" % number) for number in range(3)]
+        view = client.subscribe(pair.shadow, "s", SHARED, initial_position=EARLIEST)
+        assert received(view, 3) == [b"0", b"1", b"2"]
+        last = encode.message_id(sent[2].ledger_id(), sent[2].entry_id())
+        told = await answers_to(pair, own, [last, None, encode.message_id(sent[2].ledger_id(), -1)])
+        assert told.receipts == [(0, sent[2].ledger_id(), sent[2].entry_id())]
+        assert [code for code, _ in told.errors] == [pb.NotAllowedError] * 2
+        assert "message ids, and no messages" in told.errors[0][1] and "no entry can have" in told.errors[1][1]
+
+        right = producer_name(*names)
+        assert "only brokers of this region" in await refusal(ClientOptions(), names[1], right)
+        assert "only brokers of this region" in await refusal(as_region("elsewhere", region.name), names[1], right)
+        assert "is not a shadow of" in await refusal(own, names[1], producer_name(names[1], names[1]))
+        assert "is not a shadow of" in await refusal(own, names[0], right)
+        for wrong in (as_broker("elsewhere", "z", at_shadow), as_broker(region.name, "z", at_shadow, b"wrong" * 9)):
+            with pytest.raises(ConnectFailed):
+                await PulsarClientConnection.connect(url, wrong)
+        more = published(client, pair.source, 3, first=3)
+        assert received(view, 3) == more
 
 
 def batches(client: pulsar.Client, topic: str, first: int) -> None:

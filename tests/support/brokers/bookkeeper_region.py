@@ -11,6 +11,7 @@ from pathlib import Path
 import pulsar
 from support.brokers.bookies import Bookies
 from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.peers import SECRET
 from support.brokers.region_clients import PATIENCE_MS
 
 _regions = itertools.count(1)
@@ -30,14 +31,24 @@ class Region:
     def broker(self, directory: str, more: dict[str, str]) -> BrokerProcess:
         """A broker of the region, not started."""
         settings = {"managedLedgerStorage": "bookkeeper", **self._settings, **more}
+        secret = self._directory / f"{directory}.token"
+        secret.write_bytes(SECRET)
         return BrokerProcess(
-            self.name, self._directory / directory, settings=settings, metadata_url=f"etcd:{self._etcd}"
+            self.name,
+            self._directory / directory,
+            settings=settings,
+            metadata_url=f"etcd:{self._etcd}",
+            peer_token_file=secret,
         )
 
     @property
     def url(self) -> str:
         """The addresses of both, for clients."""
         return "pulsar://" + ",".join(f"127.0.0.1:{one.port}" for one in self.brokers.values())
+
+    def secret_of(self, broker: BrokerProcess) -> Path:
+        """The file with what a broker of the region knows the others by."""
+        return self._directory / f"{next(key for key, one in self.brokers.items() if one is broker)}.token"
 
     def is_balanced(self) -> bool:
         """Whether each owns two of the four bundles of public/default, according to their logs."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from aiohttp import web
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
@@ -25,6 +26,11 @@ def identity(region: str, *secrets: bytes) -> PeerIdentity:
 def as_region(region: str, to: str, secret: bytes = SECRET, base: ClientOptions | None = None) -> ClientOptions:
     """The client side of a connection from ``region`` to ``to``."""
     return peer_options(identity(region, secret), base).towards(to)
+
+
+def as_broker(region: str, own: str, to: str, secret: bytes = SECRET) -> ClientOptions:
+    """The client side of a connection from broker ``own`` of a region to its broker ``to``."""
+    return peer_options(replace(identity(region, secret), broker=own)).within(to)
 
 
 def now_ms() -> int:

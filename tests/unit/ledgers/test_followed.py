@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
+from meridian_broker.engines.memory.ledgers import MemoryLedgerStore, MemoryReader
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.entry import EntryHeader
 from meridian_broker.ledgers.followed import FollowedLog
@@ -28,6 +29,7 @@ steps = st.lists(
         st.tuples(st.just("foreign"), st.integers(1, 3)),
         st.tuples(st.just("sync"), st.integers(1, 12)),
         st.tuples(st.just("look"), st.integers(0, 1)),
+        st.tuples(st.just("tell"), st.integers(0, 60)),
         st.tuples(st.just("trim"), st.integers(0, 30)),
         st.tuples(st.just("turn"), st.integers(1, 4)),
         st.tuples(st.just("reopen"), st.just(0)),
@@ -36,17 +38,57 @@ steps = st.lists(
 )
 
 
+class Deaf(MemoryReader):
+    """A reader that hears what is confirmed in its ledger from nobody but the broker that writes it."""
+
+    def __init__(self, near: MemoryReader) -> None:
+        self.near = near
+        self.known = -1
+
+    @property
+    def ledger_id(self) -> int:
+        return self.near.ledger_id
+
+    def last_confirmed(self) -> int:
+        return self.known
+
+    def learn(self, confirmed: int) -> bool:
+        is_news, self.known = confirmed > self.known, max(confirmed, self.known)
+        return is_news
+
+    def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+    async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        return await self.near.read(first, last, max_bytes)
+
+
+class DeafStore(MemoryLedgerStore):
+    """Ledgers of another store, with deaf readers."""
+
+    def __init__(self, near: MemoryLedgerStore) -> None:
+        super().__init__()
+        self.near = near
+
+    async def open(self, ledger_id: int) -> Deaf:
+        return Deaf(await self.near.open(ledger_id))
+
+
 class World:
     """A log and its follower; each look sees what is recorded and stored at that moment."""
 
-    def __init__(self, scheduler: LoopScheduler, reset_behind: int = 0) -> None:
+    def __init__(self, scheduler: LoopScheduler, reset_behind: int = 0, *, deaf: bool = False) -> None:
+        """:param deaf: the store does not say what is confirmed."""
         self.store = MemoryLedgerStore()
+        self.confirmed = [EARLIEST]
+        """The ends of the log, one after the other."""
         self.scheduler = scheduler
         self.record = TopicRecord()
         self.fence = 1
         self.log = self._opening()
         self.waiting = 0
-        self.followed = FollowedLog("here", self.store, scheduler, LIMITS, CacheBudget(1 << 20))
+        store = DeafStore(self.store) if deaf else self.store
+        self.followed = FollowedLog("here", store, scheduler, LIMITS, CacheBudget(1 << 20))
         self.followed.reset_behind = reset_behind
         self.view = LogView("here", self.store, scheduler, CacheBudget(1 << 20))
         self.view.attach(self.followed)
@@ -75,17 +117,25 @@ class World:
             self.store.sync(count)
         elif what == "look":
             await self.look()
+        elif what == "tell":
+            self.followed.told_confirmed(self.confirmed[-1 - count % len(self.confirmed)])
         elif what == "trim":
             await self.trim(count)
         elif what == "reopen":
             await self.reopen()
         for _ in range(count if what == "turn" else 1):
             await asyncio.sleep(0)
+            self._note_end()
+
+    def _note_end(self) -> None:
+        if self.log.last_confirmed > self.confirmed[-1]:
+            self.confirmed.append(self.log.last_confirmed)
 
     async def settle(self) -> None:
         while self.waiting or self.scheduler._tasks:
             self.store.sync()
             await asyncio.sleep(0)
+        self._note_end()
 
     async def synced(self, work: Any) -> None:
         """Wait for an action that writes."""
@@ -121,6 +171,7 @@ class World:
     async def check(self) -> None:
         """Both are equal, down to what an acknowledgement of each entry claims."""
         await self.settle()
+        self.followed.told_confirmed(self.log.last_confirmed)
         await self.look()
         assert await everything(self.view) == await everything(self.log)
         assert self.view.last_own == self.log.last_own
@@ -156,16 +207,21 @@ UNUSED = [("own", 7), ("trim", 0), ("look", 0), ("reopen", 0)]
 
 
 @settings(max_examples=150, deadline=None)
-@given(steps, st.sampled_from([0, 1, 3]))
-@example(UNUSED, 0)
-@example([*UNUSED, ("look", 0), ("own", 9), ("look", 0), ("own", 3)], 0)
-@example(EMPTIED, 0)
-@example([*EMPTIED, ("look", 0), ("own", 9), ("look", 0), ("own", 3)], 0)
-def test_it_equals_the_log_whenever_it_looks(done: list[tuple[str, int]], reset_behind: int) -> None:
+@given(steps, st.sampled_from([0, 1, 3]), st.booleans())
+@example(UNUSED, 0, False)
+@example([*UNUSED, ("look", 0), ("own", 9), ("look", 0), ("own", 3)], 0, False)
+@example(EMPTIED, 0, False)
+@example([*EMPTIED, ("look", 0), ("own", 9), ("look", 0), ("own", 3)], 0, False)
+@example(
+    [("own", 3), ("sync", 12), ("look", 0), ("reopen", 0), ("own", 3), ("sync", 12), ("tell", 1), ("look", 0)], 0, True
+)
+def test_it_equals_the_log_whenever_it_looks(done: list[tuple[str, int]], reset_behind: int, deaf: bool) -> None:
+    """Whoever says what is confirmed, the store or the broker that writes, and however late."""
+
     async def story() -> None:
         scheduler = LoopScheduler()
         try:
-            world = World(scheduler, reset_behind)
+            world = World(scheduler, reset_behind, deaf=deaf)
             for step in done:
                 await world.run(*step)
             await world.check()
@@ -238,4 +294,24 @@ async def test_damage_in_the_open_ledger_is_reported_only_once_it_is_sealed() ->
     assert world.followed.last_confirmed == world.log.last_confirmed
     assert len(await all_of(world.view)) == 9  # placeholders stand for damaged entries
     assert len(world.followed.damage.damaged) == 5
+    await scheduler.close()
+
+
+async def test_it_reads_on_as_soon_as_the_writers_broker_says_so() -> None:
+    scheduler = LoopScheduler()
+    world = World(scheduler, deaf=True)
+    grown: list[Position] = []
+    world.followed.on_grown = lambda: grown.append(world.followed._told)
+    await world.run("own", 3)
+    await world.settle()
+    await world.look()
+    assert world.view.last_confirmed == EARLIEST, "the store has said nothing"
+    world.view.source_confirmed(Position(1, 1))
+    await world.look()
+    assert world.view.last_confirmed == Position(1, 1)
+    world.view.source_confirmed(Position(1, 0))
+    assert grown == [Position(1, 1)], "an earlier entry is no news"
+    await world.look()
+    assert world.view.last_confirmed == Position(1, 1)
+    await world.check()
     await scheduler.close()

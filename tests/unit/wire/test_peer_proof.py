@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from meridian_broker.wire.peer_proof import (
     LINK,
     NONCE_BYTES,
+    WITHIN,
     Answering,
     Dialling,
     NotProven,
@@ -102,6 +103,50 @@ def test_a_proof_sent_back_to_its_maker_is_refused() -> None:
     with pytest.raises(NotProven, match="itself"):
         east = answering(region="east")
         east.challenge(Dialling((SECRET,), "east", "east", nonce(), b"").opening())
+
+
+def of_broker(own: str, *secrets: bytes, purpose: bytes = LINK) -> Answering:
+    return Answering(secrets or (SECRET,), "east", nonce(), b"", purpose, own)
+
+
+def within(dialler: str, answerer: str, secret: bytes = SECRET) -> Dialling:
+    return Dialling((secret,), dialler, answerer, nonce(), b"", WITHIN)
+
+
+def test_brokers_of_one_region_prove_that_they_are() -> None:
+    one, other = within("east/a", "east/b"), of_broker("east/b")
+    assert other.check(one.respond(other.challenge(one.opening()))) == "east/a"
+    assert other.purpose == WITHIN
+    with pytest.raises(NotProven, match="different peer secrets"):
+        of_broker("east/b").challenge(within("east/a", "east/b", OTHER).opening())
+
+
+@pytest.mark.parametrize(
+    ("dialler", "answerer", "problem"),
+    [
+        ("east/a", "east/c", "this is east/b"),
+        ("east/a", "east", "this is east/b"),
+        ("east/b", "east/b", "itself"),
+        ("west/a", "east/b", "not a broker of region east"),
+        ("west", "east/b", "not a broker of region east"),
+        ("east", "east/b", "not a broker of region east"),
+    ],
+)
+def test_nobody_else_passes_for_one(dialler: str, answerer: str, problem: str) -> None:
+    """Not even a broker to itself: an impostor could return its own messages."""
+    with pytest.raises(NotProven, match=problem):
+        of_broker("east/b").challenge(within(dialler, answerer).opening())
+
+
+def test_the_only_broker_of_a_region_has_no_such_connections() -> None:
+    with pytest.raises(NotProven, match="another purpose"):
+        answering(region="east").challenge(within("east/a", "east").opening())
+
+
+def test_another_region_stays_one_where_there_are_several_brokers() -> None:
+    link, several = Dialling((SECRET,), "west", "east", nonce(), b""), of_broker("east/b")
+    assert several.check(link.respond(several.challenge(link.opening()))) == "west"
+    assert several.purpose == LINK
 
 
 def test_a_man_in_the_middle_of_two_tls_connections_fails() -> None:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.tls import ContextSource
+from meridian_broker.wire.peer_proof import Dialling
 
 PEER_AUTH_METHOD: Final = "meridian-peer"
 """Authentication method that brokers of one deployment use among themselves (R7)."""
@@ -53,7 +54,16 @@ class ClientOptions:
 
     def within(self, broker: str) -> ClientOptions:
         """These options, for a connection to that broker of our own region."""
-        return replace(self, answerer=broker, own_broker=broker)
+        return replace(self, own_broker=broker)
+
+    @property
+    def wanted(self) -> str:
+        """What the other side has to prove that it is, in words."""
+        return f"broker {self.own_broker}" if self.own_broker else f"region {self.answerer}"
+
+    def dial(self, identity: PeerIdentity, binding: bytes) -> Dialling:
+        """Begin the handshake. :param binding: from ``tls.channel_binding``."""
+        return identity.dial_own(self.own_broker, binding) if self.own_broker else identity.dial(self.answerer, binding)
 
 
 def split_url(url: str) -> list[tuple[str, int, bool]]:

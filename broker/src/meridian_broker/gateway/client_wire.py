@@ -172,10 +172,7 @@ class ClientWire(asyncio.Protocol):
             except ssl.SSLError as error:
                 self.fail(ConnectionLost(f"{self.url}: {error}"))
                 return
-            peer, own_broker = self.options.peer, self.options.own_broker
-            self._dialling = (
-                peer.dial_own(own_broker, binding) if own_broker else peer.dial(self.options.answerer, binding)
-            )
+            self._dialling = self.options.dial(self.options.peer, binding)
             connect.auth_method_name = PEER_AUTH_METHOD
             connect.auth_data = self._dialling.opening()
         elif self.options.token is not None:
@@ -267,7 +264,7 @@ class ClientWire(asyncio.Protocol):
         elif kind in (pb.BaseCommand.ERROR, pb.BaseCommand.PING, pb.BaseCommand.PONG):
             self._dispatch(command)
         else:
-            self.fail(MisbehavedPeer(f"{self.url} did not prove that it is {self.options.answerer}"))
+            self.fail(MisbehavedPeer(f"{self.url} did not prove that it is {self.options.wanted}"))
 
     def _shake(self, connected: pb.CommandConnected) -> None:
         self.server_version = connected.server_version
