@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from meridian_broker.gateway.client_errors import ClientError, ConnectFailed, code_name
 from meridian_broker.gateway.links import FIRST_DELAY, STEADY, Link
 from meridian_broker.ledgers.backoff import Backoff
+from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.entries.shadow_replicator import (
     ShadowReplicator,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.addresses import Addresses
     from meridian_broker.gateway.client import PulsarClientConnection
     from meridian_broker.gateway.client_options import ClientOptions
+    from meridian_broker.ledgers.scheduling import Scheduler
     from meridian_broker.metadata.shadow_topics import ShadowRecord, ShadowTopics
     from meridian_broker.topics.topic import Topic
     from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -68,7 +70,7 @@ class ShadowReplication:
         *,
         usual_limit: int,
         jitter: Callable[[], float],
-        now_ms: Callable[[], int],
+        scheduler: Scheduler,
     ) -> None:
         """
         :param sources: the open topics that have shadows.
@@ -82,7 +84,7 @@ class ShadowReplication:
         self._options = options
         self._usual_limit = usual_limit
         self._jitter = jitter
-        self._now_ms = now_ms
+        self._scheduler = scheduler
         self._links: dict[str, Link] = {}
         self._runs: dict[tuple[str, str], ShadowRun] = {}
         """By the names of source and broker."""
@@ -91,7 +93,7 @@ class ShadowReplication:
         """Start the replicators that are wanted, and stop the others. Called periodically."""
         wanted: dict[tuple[str, str], dict[str, ShadowRecord]] = {}
         topics: dict[str, Topic] = {}
-        for source in self._sources() if self._has_secret() else ():
+        async for source in in_slices(self._scheduler, self._sources() if self._has_secret() else ()):
             topics[source.name] = source
             for broker, shadows in self._elsewhere(source).items():
                 wanted[source.name, broker] = shadows
@@ -105,7 +107,7 @@ class ShadowReplication:
                     ShadowReplicator(*key),
                     self._link(key[1]),
                     Backoff(self._jitter, FIRST_DELAY, LAST_DELAY),
-                    self._now_ms,
+                    self._scheduler.now_ms,
                 )
             self._runs[key].follow(sorted(shadows), self._limit(shadows.values()))
         used = {broker for _, broker in self._runs}

@@ -267,7 +267,7 @@ class BrokerProcess:
             links.options,
             usual_limit=self.settings.topics.shadow_replicator_auto_reset_backlog_entries,
             jitter=random.Random().random,
-            now_ms=self.scheduler.now_ms,
+            scheduler=self.scheduler,
         )
 
     def _follow_settings(self, settings: Settings) -> None:

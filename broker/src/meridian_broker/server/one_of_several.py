@@ -132,8 +132,8 @@ class OneOfSeveral:
 
     def serving(self, topic: TopicName) -> str | None:
         """See ``gateway.shadow_replication.OwnBrokers``."""
-        bundle = self._bundle_of(str(topic))
-        owner = None if bundle is None else self.owner.view.owner(bundle)
+        bundles = self.owner.view.bundles.get(topic.namespace_name)
+        owner = None if bundles is None else self.owner.view.owner(bundles.of(topic))
         return None if owner is None or owner.broker == self._broker_id else owner.broker
 
     def addresses_of(self, broker: str) -> Addresses | None:

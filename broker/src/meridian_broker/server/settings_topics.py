@@ -101,8 +101,9 @@ class TopicSettings:
     consumer that reconnects does not bring it back. The admin API can recreate it at once."""
 
     shadow_replicator_auto_reset_backlog_entries: int = whole(0, 0, 1_000_000_000)
-    """For shadows whose source another broker serves: if a full ledger has more unread entries than this, they are not
-    read ahead for all shadows together, but only when a subscription asks for them. 0: all are read ahead."""
+    """For shadows whose source another broker serves: once a shadow's broker has more unread entries than this, its
+    replicator goes on from the end of the source. Unread entries of a ledger that is full by then are not read ahead
+    for all shadows together, but only when a subscription asks for them. No subscription loses any. 0: never."""
 
     entries_held_for_regions_minutes: int = whole(1440, 0, 525_600)
     """Minutes for which entries of another region are kept beyond their retention because a third region lacks them,
