@@ -124,8 +124,8 @@ def test_brokers_of_one_region_prove_that_they_are() -> None:
 @pytest.mark.parametrize(
     ("dialler", "answerer", "problem"),
     [
-        ("east/a", "east/c", "this is east/b"),
-        ("east/a", "east", "this is east/b"),
+        ("east/a", "east/c", "this is broker east/b"),
+        ("east/a", "east", "this is broker east/b"),
         ("east/b", "east/b", "itself"),
         ("west/a", "east/b", "not a broker of region east"),
         ("west", "east/b", "not a broker of region east"),

@@ -6,5 +6,5 @@ Other rooms import only these modules of it::
     addresses  authentication  authorization  broker_calls  client  client_errors  client_options  event_topic
     exchange  followed_files  key_files  known_owners  metadata_peers  metadata_session  metadata_standby
     metadata_sync  owners_feed  peer_identity  places  pulsar.broker  pulsar.connection  pulsar.listener
-    pulsar_admin  region_calls  replication  roles  tls  tls_listeners  token_keys  token_signing
+    pulsar_admin  region_calls  replication  roles  shadow_replication  tls  tls_listeners  token_keys  token_signing
 """

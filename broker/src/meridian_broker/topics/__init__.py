@@ -9,7 +9,8 @@ Other rooms import only these modules of it::
     dispatch.single  dispatch.types  dispatch_scope.origin_streams  errors  journal.changes  journal.subscription_record
     lifecycle.garbage  lifecycle.labels  lifecycle.parts  lifecycle.termination  lifecycle.unfinished
     lifecycle.unneeded_copies  limits  names  nonpersistent.topic  policies  ports  publishing.access_modes
-    publishing.admission  publishing.producer  reopening  retention.backlog_quotas  retention.trimming
+    publishing.admission  publishing.from_source  publishing.producer  reopening  retention.backlog_quotas
+    retention.trimming
     service.answering  service.backfill_rounds  service.closing  service.cold_encoding  service.creation
     service.exchange_host  service.incarnations  service.kinds  service.leased_topics  service.offloading
     service.owned_topics  service.partition_growth  service.registry  service.removal  service.rounds

@@ -176,11 +176,12 @@ class Answering:
         if version != VERSION or purpose not in self._purposes or len(nonce) != NONCE_BYTES:
             raise NotProven("this handshake is of another version or for another purpose")
         own = self._purposes[purpose]
+        shown = f"broker {own}" if purpose == WITHIN else f"region {own}"
         if answerer != own.encode():
-            raise NotProven(f"this is {own}, not {region_name(answerer)!r}: check the address")
+            raise NotProven(f"this is {shown}, not {region_name(answerer)!r}: check the address")
         self.dialler = region_name(dialler)
         if self.dialler == own:
-            raise NotProven(f"this is {own} itself: two regions or brokers have the same name or address")
+            raise NotProven(f"this is {shown} itself: two regions or brokers have the same name or address")
         if purpose == WITHIN and not self.dialler.startswith(f"{self._region}/"):
             raise NotProven(f"{self.dialler!r} is not a broker of region {self._region}")
         self.purpose = purpose

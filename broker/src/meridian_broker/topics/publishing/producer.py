@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.scheduling import Scheduler
     from meridian_broker.topics.journal.topic_record import TopicMetadata
     from meridian_broker.topics.limits import TopicLimits
-    from meridian_broker.topics.publishing.from_source import FromSource
     from meridian_broker.wire.pulsar.frames import Send
 
 
@@ -59,6 +58,14 @@ class ProducerGate(Protocol):
 
     def done(self, sends: list[Send], result: Position | LedgerError) -> None:
         """The result from the log, as for ``Producer.done``."""
+        ...
+
+
+class SourceNotices(Protocol):
+    """Takes what a shadow replicator sends (``from_source.py``)."""
+
+    def take(self, producer: Producer, send: Send, /) -> None:
+        """:raises NotAllowed: it says nothing that can be."""
         ...
 
 
@@ -165,7 +172,7 @@ class Producer:
         connected_since_ms: int,
         remote_region: str | None = None,
         names_sources: bool | None = None,
-        from_source: FromSource | None = None,
+        from_source: SourceNotices | None = None,
         metadata: dict[str, str] | None = None,
         schema_version: bytes = b"",
         access_mode: AccessMode = AccessMode.SHARED,
