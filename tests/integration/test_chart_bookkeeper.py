@@ -220,8 +220,9 @@ def test_bookies_have_certificates_for_their_port_and_for_etcd() -> None:
 
 
 def test_only_brokers_and_bookies_reach_bookies() -> None:
-    admins: list[dict[str, Any]] = [{"namespaceSelector": {}}]
-    made = rendered("meridian-region", region_values(region=ON_BOOKKEEPER, networkPolicy={"admins": admins}))
+    some: list[dict[str, Any]] = [{"namespaceSelector": {}}]
+    policy = {"admins": some, "clients": some}
+    made = rendered("meridian-region", region_values(region=ON_BOOKKEEPER, networkPolicy=policy))
 
     def admitted(part: str, port: int) -> list[str]:
         rules = made["NetworkPolicy", f"meridian-{part}"]["spec"]["ingress"]
@@ -232,7 +233,8 @@ def test_only_brokers_and_bookies_reach_bookies() -> None:
 
     assert admitted("bookie", 3181) == ["autorecovery", "bookie", "broker"]
     assert admitted("etcd", 2379) == ["autorecovery", "bookie", "broker"]
-    assert admitted("broker", 8080) == ["broker"], "and the clients that the values name"
+    assert admitted("broker", 8080) == ["broker"], "and the admins that the values name"
+    assert admitted("broker", 6650) == ["broker"], "and the clients that the values name"
 
 
 def test_a_region_on_a_volume_has_no_bookies() -> None:
