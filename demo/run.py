@@ -273,7 +273,7 @@ class Demo:
                 return
             if time.monotonic() - self.started > LIMIT_SECONDS:
                 raise SystemExit(
-                    f"demo: {what} did not come within {LIMIT_SECONDS} s ({count:,} flights processed); "
+                    f"demo: waited {LIMIT_SECONDS} s in vain for {what} ({count:,} flights processed); "
                     f"logs are in {self.directory}"
                 )
             time.sleep(0.05)

@@ -59,7 +59,7 @@ class Topics:
     def no_pods(self, namespace: str, label: str) -> None:
         """Wait until the pods with this label are gone."""
         pods = f"kubectl -n {namespace} get pods -l {label} -o name"
-        self.cluster.wait(lambda: not self.cluster.run(pods).strip(), f"no pods {label}")
+        self.cluster.wait(lambda: not self.cluster.run(pods).strip(), f"the pods {label} to be gone")
 
     def is_untouched(self, name: str) -> bool:
         """Is it the original topic, not a recreated one?"""

@@ -112,10 +112,12 @@ class Policies:
             self.apply(_pod("visitor", "sleep infinity"), _pod("visited", f"exec {PYTHON} -m http.server 8000"))
             self.cluster.run(f"kubectl -n {STRANGER} wait --for=condition=Ready --timeout=120s pod/visitor pod/visited")
             [visited] = self.places(STRANGER, "name=visited", 8000)
-            self.cluster.wait(lambda: self.from_stranger([visited]), "the visited pod to listen")
+            self.cluster.wait(lambda: self.from_stranger([visited]), "the visited pod to answer")
             self.apply(_deny_all())
             try:
-                self.cluster.wait(lambda: not self.from_stranger([visited]), "policies to count", seconds=30)
+                self.cluster.wait(
+                    lambda: not self.from_stranger([visited]), "network policies to be in force", seconds=30
+                )
             except AssertionError:
                 pytest.skip("this cluster's network plug-in does not enforce NetworkPolicies")
             yield

@@ -202,7 +202,7 @@ class Restoring:
         """Restore with traffic before, during and after it. Then check what every region has and still delivers."""
         traffic = Traffic(self._clients, TOPIC, (REGION, "us-west"), consumer="us-west", begin=self._published)
         try:
-            self._cluster.wait(lambda: len(traffic.acked) > 50, "traffic")
+            self._cluster.wait(lambda: len(traffic.acked) > 50, "messages to flow")
             what()
             before = len(traffic.stored[REGION])
             self._cluster.wait(lambda: len(traffic.stored[REGION]) > before + 20, f"{REGION} to store messages again")

@@ -136,7 +136,7 @@ class Rotation:
     def _more(self, clients: Newcomers) -> None:
         """Wait until some more of them have come to every region."""
         came = clients.came
-        self._cluster.wait(lambda: clients.came > came + 2 * len(REGIONS), "clients with new tokens")
+        self._cluster.wait(lambda: clients.came > came + 2 * len(REGIONS), "clients with new tokens to connect")
 
     def _end_of_old_key(self) -> None:
         patch, is_there, delete = self._finish.splitlines()
@@ -156,13 +156,13 @@ class Rotation:
             lines = self._cluster.run(f"set +o pipefail; {shows}").splitlines()
             return len(lines) == len(REGIONS) and all(said in line for line in lines)
 
-        self._cluster.wait(is_said, f"{said} in every region's log")
+        self._cluster.wait(is_said, f"every region to log {said!r}")
 
     def _wait_for(self, line: str, said: str) -> None:
         self._sync_brokers()
         for region in REGIONS:
             shows = f"kubectl -n {region} logs meridian-broker-0 -c broker | grep '{line}' | tail -n 1"
-            self._cluster.wait(partial(self._prints, shows, said), f"{said} in the log of {region}")
+            self._cluster.wait(partial(self._prints, shows, said), f"{region} to log {said!r}")
 
     def _prints(self, command: str, said: str) -> bool:
         return said in self._cluster.run(command)

@@ -54,12 +54,12 @@ class Sharing:
 
     def until_synced(self) -> None:
         self.cluster.wait(
-            lambda: self.cluster.condition(POLICY, "Synced").get("status") == "True", "regions to be in step", 180
+            lambda: self.cluster.condition(POLICY, "Synced").get("status") == "True", "the regions to be in step", 180
         )
 
     def until_all_have(self, tenant: str) -> None:
         for region in REGIONS:
-            self.cluster.wait(partial(self._has, region, tenant), f"{tenant} in {region}")
+            self.cluster.wait(partial(self._has, region, tenant), f"{region} to have {tenant}")
 
     def until_all_say(self, path: str, value: Any) -> None:
         for region in REGIONS:
@@ -105,7 +105,7 @@ class Sharing:
             text = self.cluster.run(events).strip()
             return text if f"{shown['loser']} has" in text else ""
 
-        return str(self.cluster.wait(told, "the Event"))
+        return str(self.cluster.wait(told, "the Event to be recorded"))
 
     def delete(self) -> None:
         """Delete the policy, which also switches synchronization off."""

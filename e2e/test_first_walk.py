@@ -153,7 +153,8 @@ def test_an_upgrade_keeps_passwords_and_certificates(cluster: Cluster) -> None:
 
 def test_a_region_that_is_away_is_told_and_comes_back(cluster: Cluster) -> None:
     cluster.wait(
-        lambda: cluster.condition("geotopic/orders", "Degraded").get("status") == "True", "the operator to notice"
+        lambda: cluster.condition("geotopic/orders", "Degraded").get("status") == "True",
+        "the operator to notice that a region is down",
     )
     told = cluster.get("geotopic/orders")
     assert told["status"]["regionsReady"] == "2/3"
@@ -330,7 +331,7 @@ def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
     ]
     assert copied == stored
     assert {text: place for place, text in copied.items() if text in sent} == sent
-    assert len(copied) > len(sent), "nothing of before"
+    assert len(copied) > len(sent), "what was published before is missing"
     with pytest.raises(pulsar.NotAllowedError):
         clients["us-east"].create_producer(topic)
     for one in (source, copy):
@@ -372,7 +373,9 @@ def test_network_policies_keep_strangers_out(cluster: Cluster) -> None:
             policies.until_reached("us-east", "meridian-broker-0 -c broker", [pulsar_port, admin])
             policies.until_reached("meridian-system", "deployment/operator", [admin])
             policies.until_reached("us-west", "meridian-broker-0 -c broker", etcd[:1])
-            assert not policies.reached("us-east", "meridian-broker-0 -c broker", etcd), "another region's etcd"
+            assert not policies.reached("us-east", "meridian-broker-0 -c broker", etcd), (
+                "another region's etcd is within reach"
+            )
             cluster.run("kubectl wait --for=condition=Ready --timeout=60s geotopic/orders")
         finally:
             cluster.run("helm rollback meridian -n us-west --wait --timeout 180s")
@@ -452,13 +455,13 @@ def test_an_upgrade_under_traffic_loses_nothing(
     consuming.start()
     publishing.start()
     try:
-        cluster.wait(lambda: len(came) > 400, "traffic")
+        cluster.wait(lambda: len(came) > 400, "messages to flow")
         cluster.run(
             "helm upgrade meridian helm/meridian-region -n us-west --reuse-values "
             "--set broker.config.managedLedgerMaxEntriesPerLedger=10000000 --wait --timeout 180s"
         )
         upto = len(sent)
-        cluster.wait(lambda: len(set(came)) > upto, "all that was sent meanwhile")
+        cluster.wait(lambda: len(set(came)) > upto, "everything sent during the upgrade to arrive")
     finally:
         over.set()
         publishing.join()
@@ -544,7 +547,9 @@ def test_metadata_are_made_once_and_a_conflict_is_shown(cluster: Cluster) -> Non
     assert call(cluster, "us-east", "GET", TTL) == 90
     sharing.apply(suspend=False)
     sharing.until_all_say(TTL, 100)
-    cluster.wait(lambda: call(cluster, "us-east", "GET", conflicts)["count"] == 1, "us-east to have noted what it lost")
+    cluster.wait(
+        lambda: call(cluster, "us-east", "GET", conflicts)["count"] == 1, "us-east to list the change that it lost"
+    )
     sharing.delete()
 
 
@@ -572,7 +577,7 @@ def _verdict(cluster: Cluster, job: str) -> dict[str, Any]:
         condition = cluster.condition("replicatedsubscription/orders-billing", "Aligned")
         return condition if time in condition.get("message", "") else None
 
-    found: dict[str, Any] = cluster.wait(told, f"the operator to tell the verdict of {time}", seconds=60)
+    found: dict[str, Any] = cluster.wait(told, f"the operator to report the verdict of {time}", seconds=60)
     return found
 
 

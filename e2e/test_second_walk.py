@@ -147,7 +147,7 @@ def test_regions_are_upgraded_one_by_one_and_lose_nothing(
     )
     traffic = Traffic(clients, TOPIC, REGIONS, consumer="us-west")
     try:
-        cluster.wait(lambda: len(traffic.acked) > 50, "traffic")
+        cluster.wait(lambda: len(traffic.acked) > 50, "messages to flow")
         for region in REGIONS:
             cluster.run(region_by_region.replace("us-east", region), seconds=900)
         cluster.run(operator)
@@ -191,11 +191,15 @@ def test_the_authority_is_replaced_and_no_client_is_refused(
             deployment.trust("new")
             deployment.sync()
             came = newcomers.came
-            cluster.wait(lambda: newcomers.came > came + 2 * len(REGIONS), "clients that believe the new one alone")
+            cluster.wait(
+                lambda: newcomers.came > came + 2 * len(REGIONS),
+                "clients that trust the new authority alone to connect",
+            )
         cluster.run("kubectl -n us-west delete pod meridian-broker-0")  # all its links connect again
         cluster.run("kubectl -n us-west rollout status statefulset/meridian-broker --timeout=180s", seconds=200)
         cluster.wait(
-            lambda: cluster.condition("geotopic/orders", "Replicating").get("status") == "True", "links with it"
+            lambda: cluster.condition("geotopic/orders", "Replicating").get("status") == "True",
+            "the region's links to be up",
         )
     finally:
         traffic.stop()

@@ -106,7 +106,7 @@ class Region:
             lambda: (
                 self.traffic.stored[REGION].issuperset(range(later.stop)) and self.traffic.received.issuperset(later)
             ),
-            f"traffic after: {what}",
+            f"messages to flow after: {what}",
         )
 
     def scale(self, brokers: int) -> None:
@@ -117,7 +117,7 @@ class Region:
             seconds=200,
         )
         pods = f"kubectl -n {REGION} get pods -l app.kubernetes.io/component=broker -o name"
-        self.cluster.wait(lambda: len(self.cluster.run(pods).split()) == brokers, f"{brokers} pods of brokers")
+        self.cluster.wait(lambda: len(self.cluster.run(pods).split()) == brokers, f"{brokers} broker pods to exist")
 
     def kill(self, pod: str) -> None:
         """SIGKILL all of a pod's processes, by a pod that sees the node's processes and runs as the same user."""
@@ -138,7 +138,7 @@ class Region:
         restarts = "-o jsonpath='{.status.containerStatuses[*].restartCount}'"
         self.cluster.wait(
             lambda: any(map(int, self.cluster.run(f"kubectl -n {REGION} get pod {pod} {restarts}").split())),
-            f"{pod} to start again",
+            f"{pod} to be restarted",
         )
         self.cluster.run(f"kubectl -n {REGION} wait --for=condition=Ready --timeout=240s pod/{pod}")
 
@@ -173,7 +173,7 @@ def region(cluster: Cluster, images: Images) -> Iterator[Region]:
     )
     traffic = Traffic({REGION: client}, TOPIC, (REGION,), consumer=REGION)
     try:
-        cluster.wait(lambda: len(traffic.acked) > 50, "traffic")
+        cluster.wait(lambda: len(traffic.acked) > 50, "messages to flow")
         yield Region(cluster, client, traffic)
     finally:
         traffic.stop()

@@ -118,7 +118,7 @@ class Region:
     def owner(self, topic: str) -> dict[str, Any]:
         """The broker that serves a topic."""
         place = f"{self.brokers[-1]['admin_url']}/lookup/v2/topic/{topic.replace('://', '/')}"
-        answer = wait_until(lambda: (found := http("GET", place)).status == 200 and found, f"an owner of {topic}")
+        answer = wait_until(lambda: (found := http("GET", place)).status == 200 and found, f"{topic} to have an owner")
         broker: dict[str, Any] = self.by_url[answer.json["brokerUrl"]]
         return broker
 
@@ -278,7 +278,7 @@ class Publisher(threading.Thread):
             self._ending = True
             self._lock.notify()
         self.join()
-        wait_until(lambda: len(self._due) == len(self._producers), "the last receipts")
+        wait_until(lambda: len(self._due) == len(self._producers), "the last receipts to arrive")
 
 
 class Subscribers:
@@ -313,16 +313,16 @@ def changed(directory: Path, count: int, how: signal.Signals, bundles: int = BUN
         subscribers = Subscribers(clients[0], topics[:CONSUMED])
         publisher = Publisher(clients[1], topics)
         publisher.start()
-        wait_until(lambda: all(publisher.receipts[topic] > 1 for topic in topics), "the first receipts")
+        wait_until(lambda: all(publisher.receipts[topic] > 1 for topic in topics), "the first receipts to arrive")
         publisher.forget()
         begun, processes = time.monotonic(), Processes(directory)
         os.kill(leaving["pid"], how)
         wait_until(lambda: "Start it again" in region.process.log(), "the broker to end", PATIENCE_SECONDS)
         ended = time.monotonic()
         every, heir = region.every_bundle, region.brokers[1]
-        done = wait_until(lambda: owned(heir) == every and time.monotonic(), "the other broker's turn")
+        done = wait_until(lambda: owned(heir) == every and time.monotonic(), "the other broker to own all topics")
         opened, took = _all_open(heir, count), processes.seconds()
-        wait_until(lambda: min(publisher.last.values()) > ended, "receipts of every topic", PATIENCE_SECONDS)
+        wait_until(lambda: min(publisher.last.values()) > ended, "every topic to get receipts again", PATIENCE_SECONDS)
         publisher.end()
         for client in clients:
             client.close()

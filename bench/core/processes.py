@@ -170,7 +170,10 @@ class Regions:
         log_path = self.directory.with_suffix(".log")
         with log_path.open("wb") as log:
             self._up = subprocess.Popen(command, stdout=log, stderr=log)
-        wait(lambda: self._up.poll() is not None or b"All regions are up" in log_path.read_bytes(), "the regions")
+        wait(
+            lambda: self._up.poll() is not None or b"All regions are up" in log_path.read_bytes(),
+            "the regions to start",
+        )
         if self._up.poll() is not None:
             raise SystemExit(f"bench: meridian up failed:\n{log_path.read_text()}")
         for region in json.loads((self.directory / "regions.json").read_text())["regions"]:

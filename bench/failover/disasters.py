@@ -95,7 +95,7 @@ class Disasters:
         with stories.clients() as (a, b):
             topic = stories.topic(a, b)
             stories.publisher(stories.a, topic, 0, work, rate=0).go().result()
-            wait(lambda: stories.b.entries(topic) >= work, "messages in the other region")
+            wait(lambda: stories.b.entries(topic) >= work, "the other cluster to have the messages")
             consumer = stories.consumer(stories.a, topic, work)
             self._wired.cut("one", "two")
             try:
@@ -125,7 +125,7 @@ class Disasters:
                 consumer.say("close")
                 consumer.result()
                 publisher.result()
-                wait(lambda: stories.b.entries(topic) >= first + count, "messages in the other region")  # noqa: B023
+                wait(lambda: stories.b.entries(topic) >= first + count, "the other cluster to have the messages")  # noqa: B023
             self._wired.put_back("two", copy)
             moved = time.monotonic()
             back = stories.a.client()
@@ -144,7 +144,9 @@ class Disasters:
         each = count // IDLE_TOPICS
         Worker("subscriptions", **self._clusters["one"].place, topics=",".join(topics), count=each).go().result()
         made = time.monotonic() - began
-        wait(lambda: all(self._has(name, topics, each) for name in NAMES), "the subscriptions everywhere", 300)
+        wait(
+            lambda: all(self._has(name, topics, each) for name in NAMES), "all clusters to have the subscriptions", 300
+        )
         # The aftermath of creating them, and the first comparisons, are not idle time.
         until = time.monotonic() + SETTLED_SECONDS
         before, rates = self._wired.bytes_passed(), [math.inf, math.inf]

@@ -345,7 +345,7 @@ class Moves:
         for cluster, client in zip(self._clusters, clients, strict=True):
             client.close()
             for topic in topics:
-                wait(lambda: cluster.entries(topic) >= 2, f"messages of both in {cluster.name}", FORWARD_SECONDS)  # noqa: B023
+                wait(lambda: cluster.entries(topic) >= 2, f"{cluster.name} to have messages of both", FORWARD_SECONDS)  # noqa: B023
 
 
 def _places(client: pulsar.Client, topic: Topic) -> dict[int, tuple[int, int]]:

@@ -142,7 +142,7 @@ class Stories:
             topic = self.topic(a, b)
             if backlog:
                 self.publisher(self.a, topic, 0, backlog, rate=0).go().result()
-                wait(lambda: self.b.entries(topic) >= backlog, f"{backlog} messages in {self.b.name}", 300)
+                wait(lambda: self.b.entries(topic) >= backlog, f"{self.b.name} to have {backlog} messages", 300)
             consumer = self.consumer(self.a, topic, work, hold=hold_seconds)
             publisher = self.publisher(self.a, topic, backlog, work).go()
             time.sleep(LEAD_SECONDS)

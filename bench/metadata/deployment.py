@@ -124,7 +124,9 @@ class Deployment:
         return sum(count for count, _ in found), sum(ms for _, ms in found)
 
     def wait_in_step(self, *regions: str, seconds: float = 300) -> None:
-        wait_until(lambda: all(self.status(region).get("synced") for region in regions), "step", seconds)
+        wait_until(
+            lambda: all(self.status(region).get("synced") for region in regions), "the regions to be in step", seconds
+        )
 
 
 def _processor_ms(pid: int) -> float:

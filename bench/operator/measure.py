@@ -166,7 +166,7 @@ def busy(world: Cluster, subscriptions: int, seconds: float) -> None:
     for number in range(subscriptions):
         spec = {"topic": "persistent://public/default/topic-0", "subscription": f"subscription-{number}"}
         world.api.create("replicatedsubscriptions", f"subscription-{number}", spec=spec)
-    wait(lambda: world.ready("replicatedsubscriptions") == subscriptions, "the subscriptions", 240)
+    wait(lambda: world.ready("replicatedsubscriptions") == subscriptions, "all subscriptions to be ready", 240)
     client = pulsar.Client(
         f"pulsar://127.0.0.1:{world.regions.port(NAMES[0])}", logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     )

@@ -77,7 +77,9 @@ class Round:
         answered = time.monotonic() - began
         if answer.status != 204:
             raise SystemExit(f"{method} of {self._name} was answered {answer.status}: {answer.text}")
-        wait_until(lambda: all(self._listed(region) == listed for region in REGIONS), "both regions")
+        wait_until(
+            lambda: all(self._listed(region) == listed for region in REGIONS), "both regions to list the partitions"
+        )
         elapsed = time.monotonic() - began
         used = self._cpu_seconds() - cpu
         return {"answered": round(answered, 2), "everywhere": round(elapsed, 2), "cpu": round(used, 2)}

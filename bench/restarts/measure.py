@@ -117,7 +117,7 @@ def restarted(directory: Path) -> Restart:
         publisher.join()
         wait_until(
             lambda: len({number for number, _ in subscriber.came}) >= publisher.sent - len(publisher.refused),
-            "all messages",
+            "all messages to arrive",
         )
         subscriber.stop.set()
         subscriber.join()

@@ -153,11 +153,11 @@ def test_a_topic_has_as_few_ledgers_as_it_needs(machines: Machines, bookies: Boo
         return bookies.ledgers() - before
 
     producer = client.create_producer("t")
-    assert more() == 0, "a topic that stores nothing"
+    assert more() == 0, "a topic that stores nothing has no ledger"
     producer.send(b"one")
-    assert more() == 1, "messages"
+    assert more() == 1, "messages have a ledger"
     consumer = client.subscribe("t", "s", initial_position=EARLIEST)
-    assert more() == 2, "messages and acknowledgements"
+    assert more() == 2, "acknowledgements have a ledger of their own"
     consumer.acknowledge(consumer.receive(PATIENCE_MS))
     consumer.close()
     client.close()

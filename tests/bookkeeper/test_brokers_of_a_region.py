@@ -50,9 +50,12 @@ def test_a_broker_suspended_past_its_lease_writes_nothing_and_its_clients_go_to_
         finally:
             os.kill(first.pid, signal.SIGCONT)
         assert sorted(received(consumer, 20)) == sorted(b"late-%d" % number for number in range(20))
-        wait_until(lambda: len(late) == 20, "the receipts of what was sent while the owner was suspended")
+        wait_until(lambda: len(late) == 20, "all messages sent meanwhile to get receipts")
         assert set(late.values()) == {pulsar.Result.Ok}
-        wait_until(lambda: "the lease on this broker's bundles ended" in first.log(), "the first owner to notice")
+        wait_until(
+            lambda: "the lease on this broker's bundles ended" in first.log(),
+            "the first owner to notice that its lease ended",
+        )
         assert sorted(everything(new_client, "orders")) == sorted([*bodies, *late])
 
 
@@ -206,7 +209,7 @@ def test_without_etcd_brokers_serve_until_their_leases_end_and_go_on_when_it_is_
             for broker in region.brokers.values():
                 wait_until(
                     lambda broker=broker: ": the lease on this broker's bundles ended" in broker.log(),
-                    "the lease to end",
+                    "the broker to report that its lease ended",
                 )
             producer.send_async(b"late", lambda result, _: results.setdefault(b"late", result))
             stats = "/admin/v2/persistent/public/default/orders/stats"
@@ -217,7 +220,7 @@ def test_without_etcd_brokers_serve_until_their_leases_end_and_go_on_when_it_is_
             bookies.until_registered()
         wait_until(
             lambda: results == {b"late": pulsar.Result.Ok},
-            "the receipt of the message that no broker could take",
+            "the late message to get its receipt",
             120.0,
         )
         assert set(everything(client, "orders")) == {b"before", *(b"%d" % one for one in range(number)), b"late"}
@@ -239,7 +242,10 @@ def test_bundles_are_split_and_go_where_they_are_sent(region: Region) -> None:
     def settled() -> None:
         """Wait until the broker has the acknowledgements, which clients hold back for 0.1 s."""
         stats = "/admin/v2/persistent/public/default/orders/stats"
-        wait_until(lambda: not first.http("GET", stats).json["subscriptions"]["s"]["msgBacklog"], "acknowledgements")
+        wait_until(
+            lambda: not first.http("GET", stats).json["subscriptions"]["s"]["msgBacklog"],
+            "the acknowledgements to be applied",
+        )
 
     with connected(first.service_url) as client:
         consumer = client.subscribe("orders", "s", SHARED)
@@ -251,7 +257,10 @@ def test_bundles_are_split_and_go_where_they_are_sent(region: Region) -> None:
         assert (answer.status, answer.headers["Location"]) == (307, f"{first.admin_url}{namespace}/{bundle}/split")
         assert first.http("PUT", f"{namespace}/{bundle}/split").status == 204
         assert first.http("PUT", f"{namespace}/{bundle}/split").status == 404
-        wait_until(lambda: other.http("GET", f"{namespace}/bundles").json["numBundles"] == 5, "the split to be seen")
+        wait_until(
+            lambda: other.http("GET", f"{namespace}/bundles").json["numBundles"] == 5,
+            "the other broker to know that the bundle was split",
+        )
         half = other.http("GET", "/lookup/v2/topic/persistent/public/default/orders/bundle").text
         assert set(half.split("_")) & set(bundle.split("_")) and half != bundle
         places = first.http("GET", f"{namespace}/{half}/topicHashPositions").json

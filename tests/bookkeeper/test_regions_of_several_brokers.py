@@ -130,7 +130,7 @@ class World:
             return not missing
 
         try:
-            wait_until(ready, "all regions to know the same", 120.0)
+            wait_until(ready, "all regions to have caught up with each other", 120.0)
         except AssertionError:
             raise AssertionError(f"not ready: {missing}") from None
 
@@ -271,7 +271,7 @@ class Load:
     def __enter__(self) -> Load:
         for thread in self._threads:
             thread.start()
-        wait_until(lambda: self.got and self.got[-1][1] - self.got[0][1] > 3.0, "the load to flow")
+        wait_until(lambda: self.got and self.got[-1][1] - self.got[0][1] > 3.0, "messages to arrive for three seconds")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -307,7 +307,7 @@ class Load:
     def wait_for_more(self) -> None:
         """Wait until messages published from now on arrive."""
         number = len(self.sent) + 20
-        wait_until(lambda: any(one >= number for one, _ in self.got), "the load to continue", 120.0)
+        wait_until(lambda: any(one >= number for one, _ in self.got), "messages to go on arriving", 120.0)
 
     def lost(self) -> set[int]:
         return set(self.sent) - {number for number, _ in self.got}
@@ -442,7 +442,7 @@ def test_calls_between_regions_reach_the_owners_of_partitions(world: World) -> N
         assert asked.http("POST", f"{path}/partitions", 10).status == 204
         wait_until(
             lambda: all(one.http("GET", f"{path}/partitions").json["partitions"] == 10 for one in eu.brokers.values()),
-            "the partitions in eu",
+            "eu to have the new partitions",
         )
         for number in (8, 9):
             listed = f"{path}-partition-{number}/subscriptions"
@@ -453,7 +453,7 @@ def test_calls_between_regions_reach_the_owners_of_partitions(world: World) -> N
         assert refused.status == 412
         wait_until(
             lambda: f"{eu.name} has 10 clients" in us.asked().http("DELETE", f"{path}/partitions").reason,
-            "clients of the new partitions",
+            "the consumer to be connected to all ten partitions in eu",
         )
     wait_until(lambda: us.asked().http("DELETE", f"{path}/partitions").status == 204, "the topic to have no clients")
     for region in world.regions:
@@ -488,14 +488,14 @@ def test_a_subscription_of_a_partitioned_topic_is_changed_at_all_owners(world: W
             one["backlog"] for one in eu.asked().http("GET", f"{subscription}/status").json["partitions"].values()
         )
 
-    wait_until(lambda: backlog() == 12, "the messages in eu")
+    wait_until(lambda: backlog() == 12, "eu to have the messages")
     for broker in (*us.brokers.values(), *eu.brokers.values()):
         told = broker.http("POST", f"{subscription}/mode", {"replicated": True, "dryRun": True}).json
         assert told["regions"] == {us.name: {"skips": 0, "again": 0}, eu.name: {"skips": 12, "again": 0}}, told
         assert not told["done"]
         assert broker.http("POST", f"{subscription}/mode", {"replicated": 1}).status == 412
     assert us.asked().http("POST", f"{subscription}/mode", {"replicated": True}).json["done"]
-    wait_until(lambda: backlog() == 0, "the acknowledgements in eu")
+    wait_until(lambda: backlog() == 0, "eu to have the acknowledgements")
     for broker in (*us.brokers.values(), *eu.brokers.values()):
         status = broker.http("GET", f"{subscription}/status").json
         assert set(status["partitions"]) == parts
@@ -548,39 +548,43 @@ def test_another_broker_goes_on_with_shared_metadata(bookies: Bookies, tmp_path:
             return [one for one in running if one.http("GET", SHARED_METADATA).json.get("active")]
 
         for broker in (*us.brokers.values(), far):
-            wait_until(lambda broker=broker: broker.http("GET", SHARED_METADATA).json.get("synced"), "step", 120.0)
+            wait_until(
+                lambda broker=broker: broker.http("GET", SHARED_METADATA).json.get("synced"),
+                "the regions to be in step",
+                120.0,
+            )
         make(us.asked(), "before")
-        wait_until(lambda: has(far, "before"), "the tenant in eu")
+        wait_until(lambda: has(far, "before"), "eu to have the tenant")
         (owner,) = active()
         other = us.other(owner)
         applied = [one.http("GET", SHARED_METADATA).json["applied"] for one in (owner, other)]
         make(far, "once")
-        wait_until(lambda: has(owner, "once") and has(other, "once"), "the tenant in us")
+        wait_until(lambda: has(owner, "once") and has(other, "once"), "both brokers of us to have the tenant")
         now = [one.http("GET", SHARED_METADATA).json["applied"] for one in (owner, other)]
         assert now[0] > applied[0] and now[1] == applied[1], "one broker applies for both"
 
         def seen(there: BrokerProcess, maker: BrokerProcess, what: str) -> None:
             begun = time.monotonic()
             make(maker, what)
-            wait_until(lambda: has(there, what), f"the tenant {what}")
+            wait_until(lambda: has(there, what), f"the tenant {what} to arrive")
             print(f"{what}: seen after {time.monotonic() - begun:.2f} s")
 
         os.kill(owner.pid, signal.SIGSTOP)  # it owns the topic, but no longer applies changes
         seen(other, far, "while-suspended")
         os.kill(owner.pid, signal.SIGCONT)
-        wait_until(lambda: active() == [owner], "the owner to continue")
+        wait_until(lambda: active() == [owner], "the owner to apply changes again")
         owner.kill()
         seen(other, far, "once-killed")
         seen(far, other, "owed")
         assert other.http("GET", SHARED_METADATA).json["outbox"], "the topic had no other owner yet"
-        wait_until(lambda: active() == [other], "the other broker to apply", 120.0)
+        wait_until(lambda: active() == [other], "the other broker to apply changes", 120.0)
         wait_until(lambda: other.http("GET", SHARED_METADATA).json["outbox"] == 0, "the outbox to be sent")
         assert other.http("GET", SHARED_METADATA).json["published"] >= 1
         assert other.http("GET", SHARED_METADATA).json["conflicts"] == 0
         other.kill()
         owner.start()
         make(owner, "after")
-        wait_until(lambda: has(far, "after"), "the tenant in eu", 120.0)
-        wait_until(lambda: active() == [owner], "the first broker to apply again", 120.0)
+        wait_until(lambda: has(far, "after"), "eu to have the tenant", 120.0)
+        wait_until(lambda: active() == [owner], "the first broker to apply changes again", 120.0)
     finally:
         world.close()

@@ -136,7 +136,7 @@ def test_it_reads_on_when_the_sources_broker_is_killed_and_another_one_takes_ove
         view = client.subscribe(pair.shadow, "s", SHARED, initial_position=EARLIEST)
         bodies = published(client, pair.source, 20)
         assert received(view, 10) == bodies[:10]
-        wait_until(lambda: backlog(pair, "s") == 10, "the acknowledgements of ten to be applied")
+        wait_until(lambda: backlog(pair, "s") == 10, "ten acknowledgements to be applied")
         pair.at_source.kill()
         taken = received(view, 10)
         assert sorted(taken) == sorted(bodies[10:])
@@ -399,7 +399,7 @@ def test_the_compacted_view_of_a_source_at_another_broker_is_read(region: Region
         producer.send(b"30", partition_key="key-1")
         compact(client, [b"29", b"30"])
         producer.send(b"31", partition_key="key-2")  # after the view
-        wait_until(lambda: compacted(client, pair.shadow) == [b"29", b"30", b"31"], "the newest message")
+        wait_until(lambda: compacted(client, pair.shadow) == [b"29", b"30", b"31"], "the newest messages to be read")
         assert len(received(whole, 33)) == 33
         before = bytes_read(pair.at_source)
         assert compacted(client, pair.shadow) == [b"29", b"30", b"31"]

@@ -64,7 +64,8 @@ class Moving:
     def acknowledged(self, backlog: int, subscription: str = "s") -> None:
         """Wait until the owner has the acknowledgements, which clients hold back for 0.1 s."""
         wait_until(
-            lambda: self.stats(self.owner)["subscriptions"][subscription]["msgBacklog"] == backlog, "acknowledgements"
+            lambda: self.stats(self.owner)["subscriptions"][subscription]["msgBacklog"] == backlog,
+            "the acknowledgements to be applied",
         )
 
 
@@ -88,7 +89,7 @@ def seek(at: Moving) -> Steps:
     consumers["before"] = subscribed("before")
     assert drain(consumers["before"], 6) == numbered(range(30))[24:]
     wait_until(
-        lambda: all(one["consumers"] for one in at.stats(at.heir)["subscriptions"].values()), "the consumers' return"
+        lambda: all(one["consumers"] for one in at.stats(at.heir)["subscriptions"].values()), "the consumers to return"
     )
     consumers["by-id"].seek(ids[11])
     assert drain(consumers["by-id"], 19) == numbered(range(30))[11:]
@@ -148,7 +149,7 @@ def deduplication(at: Moving) -> Steps:
         for number in range(first, last + 1):
             producer.send_async(b"%d" % number, lambda result, _: results.append(result), sequence_id=number)
         producer.flush()
-        wait_until(lambda: len(results) == last + 1 - first, "the receipts")
+        wait_until(lambda: len(results) == last + 1 - first, "all receipts to arrive")
         assert set(results) == {pulsar.Result.Ok}
 
     resend(1, 36)  # some are in the stored snapshot of sequence ids, some after it
@@ -230,7 +231,7 @@ def non_persistent(at: Moving) -> Steps:
             return bytes(consumer.receive(100).data()) == b"after"
         return False
 
-    wait_until(arrives, "a message on the non-persistent topic")
+    wait_until(arrives, "a message to arrive on the non-persistent topic")
 
 
 FEATURES: Final[list[Callable[[Moving], Steps]]] = [
@@ -292,5 +293,7 @@ def _move(owner: BrokerProcess, heir: BrokerProcess, how: str) -> None:
 def test_a_feature_goes_on_at_the_next_owner(moved: dict[str, tuple[Moving, Steps]], feature: str) -> None:
     at, steps = moved[feature]
     kind, _, name = at.topic.rpartition("://public/default/")
-    wait_until(lambda: at.region.owner(name, at.heir, kind or "persistent") is at.heir, "the other broker's turn")
+    wait_until(
+        lambda: at.region.owner(name, at.heir, kind or "persistent") is at.heir, "the other broker to own the topic"
+    )
     next(steps, None)

@@ -74,7 +74,7 @@ def test_the_tables_say_what_clients_did(broker: BrokerProcess, client: pulsar.C
         stats = broker.http("GET", f"{BASE}/told/stats").json
         return int(stats["subscriptions"]["work"]["msgBacklog"])
 
-    wait_until(lambda: backlog() == 19, "the acknowledgements")
+    wait_until(lambda: backlog() == 19, "the acknowledgements to be applied")
     taken = take(broker, {"topics": "persistent://public/default/to*"})
     name = taken["snapshot"]
     assert (taken["region"], taken["format"]) == ("solo", 1)

@@ -63,15 +63,15 @@ def test_regions_and_their_links(regions: RegionsProcess) -> None:
         found: bool = regions.http("east", "GET", f"{OWN}/regions").json["regions"][1]["progress"]["connected"]
         return found
 
-    wait_until(link, "the link to west")
+    wait_until(link, "the progress link to west to be up")
     assert metric(regions, "east", "meridian_progress_link_up", remote_cluster="west") == 1
 
 
 def test_a_message_id_is_translated_by_its_origin(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
     here = publish(clients["east"], "carried", 3)
-    wait_until(lambda: entries(regions, "west", "carried") == 3, "east's messages in west")
+    wait_until(lambda: entries(regions, "west", "carried") == 3, "east's messages to be in west")
     there = publish(clients["west"], "carried", 2)
-    wait_until(lambda: entries(regions, "east", "carried") == 5, "west's messages in east")
+    wait_until(lambda: entries(regions, "east", "carried") == 5, "west's messages to be in east")
     path = f"{OWN}/topics/persistent/public/default/carried/messageid/translate"
 
     def translate(at: str, source: str, message: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def test_a_region_known_only_from_the_api_is_not_asked_without_tls(regions: Regi
     assert "far cannot be asked: not connecting to region far: without TLS" in answer.reason
     wait_until(
         lambda: "progress link to far is down: not connecting to region far" in regions.log("east"),
-        "the reason in the log",
+        "the reason to be logged",
     )
     assert regions.http("east", "DELETE", "/admin/v2/clusters/far").status == 204
 
@@ -140,7 +140,7 @@ def test_a_subscription_is_followed_in_every_region(regions: RegionsProcess, cli
     status = f"{OWN}/subscriptions/persistent/public/default/followed/work/status"
     assert regions.http("east", "GET", status).status == 404
     assert regions.http("east", "PUT", f"{subscription}?replicated=true", "earliest").status == 204
-    wait_until(lambda: regions.http("west", "GET", status).status == 200, "the subscription in west")
+    wait_until(lambda: regions.http("west", "GET", status).status == 200, "west to have the subscription")
     consumer = clients["east"].subscribe(
         "followed", "work", pulsar.ConsumerType.Shared, replicate_subscription_state_enabled=True
     )
@@ -153,8 +153,13 @@ def test_a_subscription_is_followed_in_every_region(regions: RegionsProcess, cli
         return found["backlog"], found["holes"], found["mode"], found["synced"]
 
     for region in ("east", "west"):
-        wait_until(lambda region=region: standing(region) == (2, 1, "exact", True), f"the acknowledgements in {region}")
-    wait_until(lambda: regions.http("east", "GET", status).json["peers"][0]["pending"] == 0, "west to report them")
+        wait_until(
+            lambda region=region: standing(region) == (2, 1, "exact", True), f"{region} to apply the acknowledgements"
+        )
+    wait_until(
+        lambda: regions.http("east", "GET", status).json["peers"][0]["pending"] == 0,
+        "west to confirm the acknowledgements",
+    )
     east = regions.http("east", "GET", status).json
     (peer,) = east["peers"]
     assert (peer["region"], peer["connected"], peer["pending"], peer["reason"]) == ("west", True, 0, "")
@@ -174,7 +179,9 @@ def test_the_replicated_flag_is_set_by_both_apis(regions: RegionsProcess, client
     assert regions.http("east", "POST", f"{path}/replicatedSubscriptionStatus", True).status == 204
     assert regions.http("east", "GET", f"{path}/replicatedSubscriptionStatus").json == {name: True}
     west = f"{path}/replicatedSubscriptionStatus"
-    wait_until(lambda: regions.http("west", "GET", west).text == f'{{"{name}": true}}', "the flag in west")
+    wait_until(
+        lambda: regions.http("west", "GET", west).text == f'{{"{name}": true}}', "west to have the replicated flag"
+    )
     mode = f"{OWN}/subscriptions/persistent/public/default/flagged/work/mode"
     assert regions.http("east", "POST", mode, {"replicated": "yes"}).status == 412
     assert regions.http("east", "POST", mode, {"replicated": False}).json["done"]
@@ -190,7 +197,7 @@ def test_the_replicated_flag_is_set_by_both_apis(regions: RegionsProcess, client
 
 def test_a_region_that_is_down_is_shown_as_down(regions: RegionsProcess, clients: dict[str, pulsar.Client]) -> None:
     publish(clients["east"], "alone", 1)
-    wait_until(lambda: entries(regions, "west", "alone") == 1, "the first message in west")
+    wait_until(lambda: entries(regions, "west", "alone") == 1, "the first message to be in west")
     wait_until(
         lambda: stats(regions, "east", "alone")["replication"]["west"]["connected"], "the replicator to be connected"
     )
@@ -218,7 +225,9 @@ def test_a_region_that_is_down_is_shown_as_down(regions: RegionsProcess, clients
     assert not status["synced"]
     assert status["peers"][0]["reason"]
     regions.bring_back("west")
-    wait_until(lambda: metric(regions, "east", unreplicated, remote_cluster="west") == 0, "west")
+    wait_until(
+        lambda: metric(regions, "east", unreplicated, remote_cluster="west") == 0, "all topics to be in west again"
+    )
     assert entries(regions, "west", "alone") == 6
 
 
@@ -233,7 +242,9 @@ def test_metrics_count_what_clients_do(regions: RegionsProcess, clients: dict[st
     def count(name: str, **labels: str) -> float | None:
         return metric(regions, "east", name, topic=topic, **labels)
 
-    wait_until(lambda: count("pulsar_subscription_back_log", subscription="work") == 4, "the acknowledgements")
+    wait_until(
+        lambda: count("pulsar_subscription_back_log", subscription="work") == 4, "the acknowledgements to be applied"
+    )
     assert count("pulsar_subscription_unacked_messages", subscription="work") == 4
     assert count("pulsar_in_messages_total") == count("pulsar_out_messages_total") == 6
     assert (count("pulsar_in_bytes_total") or 0) > 0 < (count("pulsar_out_bytes_total") or 0)
@@ -250,7 +261,7 @@ def test_metrics_count_what_clients_do(regions: RegionsProcess, clients: dict[st
     assert (metric(regions, "east", "meridian_ledger_sync_seconds_count") or 0) > 0
     assert (metric(regions, "east", "process_resident_memory_bytes") or 0) > 0
     came = "meridian_replicated_in_messages_total"
-    wait_until(lambda: metric(regions, "west", came, topic=topic) == 6, "the messages in west")
+    wait_until(lambda: metric(regions, "west", came, topic=topic) == 6, "the messages to be in west")
     # As in Pulsar, messages from another region count like those that clients send.
     there = regions.http("west", "GET", f"{BASE}/measured/stats").json
     assert there["msgInCounter"] == metric(regions, "west", "pulsar_in_messages_total", topic=topic) == 6

@@ -111,7 +111,7 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
         assert done.returncode == 0, done.stderr
         wait_until(
             lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS),
-            "each stream with its preferred holder",
+            "each stream to be with its preferred holder",
         )
         assert shown(regions, EAST, topic)["in_force"]
         publish(east, topic, numbered(range(10)))
@@ -123,7 +123,7 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
         assert done.returncode == 0, done.stderr
         moved = {EAST: WEST, WEST: WEST}
         wait_until(
-            lambda: all(dispatchers(regions, one, topic) == moved for one in REGIONS), "both streams in the west"
+            lambda: all(dispatchers(regions, one, topic) == moved for one in REGIONS), "both streams to be in the west"
         )
         publish(east, topic, numbered(range(20, 30)))
         take_numbers(consumers[WEST], range(20, 30))
@@ -133,11 +133,11 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
         assert done.returncode == 0, done.stderr
         wait_until(
             lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS),
-            "each stream with its preferred holder again",
+            "each stream to be with its preferred holder again",
         )
         done = meridian(regions, EAST, "set-scope", topic, "s", "local")
         assert done.returncode == 0, done.stderr
-        wait_until(lambda: shown(regions, WEST, topic)["dispatch_scope"] == "local", "the west to hear of it")
+        wait_until(lambda: shown(regions, WEST, topic)["dispatch_scope"] == "local", "the west to know the new scope")
         publish(east, topic, numbered(range(30, 32)))
         found: set[int] = set()
 
@@ -146,7 +146,7 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
                 found.update(rest(consumer))
             return found == {30, 31}
 
-        wait_until(both_came, "the messages of both regions")
+        wait_until(both_came, "the messages of both regions to arrive")
 
 
 def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: RegionsProcess) -> None:
@@ -156,7 +156,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
         assert meridian(regions, EAST, "set-scope", topic, "s", "origin").returncode == 0
         wait_until(
             lambda: dispatchers(regions, WEST, topic) == {EAST: EAST, WEST: WEST},
-            "each stream with its preferred holder",
+            "each stream to be with its preferred holder",
         )
         ids = publish(east, topic, numbered(range(5)))
 
@@ -168,7 +168,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
                 if one["origin"] == EAST
             }
 
-        wait_until(lambda: owed() == {EAST: 5, WEST: 5}, "the whole backlog in both regions")
+        wait_until(lambda: owed() == {EAST: 5, WEST: 5}, "both regions to owe the whole backlog")
         upto = {"ledgerId": ids[2].ledger_id(), "entryId": ids[2].entry_id()}
         expire = f"{topic_path(topic)}/subscription/s/expireMessages"
         for _ in range(5):
@@ -181,7 +181,7 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
         done = meridian(regions, WEST, "status", topic, "s")
         assert "owed" in done.stdout, done.stdout + done.stderr
         assert meridian(regions, WEST, "take-over", topic, "s", "--origin", EAST, "--by", WEST).returncode == 0
-        wait_until(lambda: dispatchers(regions, WEST, topic).get(EAST) == WEST, "the west to have the stream")
+        wait_until(lambda: dispatchers(regions, WEST, topic).get(EAST) == WEST, "the west to hold the east's stream")
         take_numbers(consumers[WEST], range(3))
 
 

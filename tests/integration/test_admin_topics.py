@@ -125,7 +125,7 @@ def test_statistics_show_clients_and_cursors(broker: BrokerProcess, client: puls
     received = [consumer.receive(PATIENCE_MS) for _ in range(25)]
     for message in received[5:10]:
         consumer.acknowledge(message)
-    wait_until(lambda: backlog(broker, "watched", "work") == 20, "five acknowledgements")
+    wait_until(lambda: backlog(broker, "watched", "work") == 20, "five acknowledgements to be applied")
     stats = broker.http("GET", f"{path}/stats").json
     assert stats["msgInCounter"] == stats["msgOutCounter"] == 25
     assert stats["bytesInCounter"] > 0 < stats["msgRateIn"]
@@ -181,7 +181,7 @@ def test_holes_and_backlogs_are_exact_over_borders_of_ledgers(
     for number, message in enumerate([consumer.receive(PATIENCE_MS) for _ in ids]):
         if number in acked:
             consumer.acknowledge(message)
-    wait_until(lambda: backlog(broker, topic, "work") == 42 - len(acked), "the acknowledgements")
+    wait_until(lambda: backlog(broker, topic, "work") == 42 - len(acked), "the acknowledgements to be applied")
     for _ in range(2):
         cursor = broker.http("GET", f"{BASE}/{topic}/internalStats").json["cursors"]["work"]
         holes = ", ".join(f"({after}..{upto}]" for after, upto in expected_holes(ids, acked))
@@ -282,7 +282,7 @@ def test_entries_are_skipped_and_consumers_go_on(broker: BrokerProcess, client: 
     held = consumer.receive(PATIENCE_MS)
     assert held.data() == b"message 5"
     consumer.acknowledge(consumer.receive(PATIENCE_MS))
-    wait_until(lambda: backlog(broker, "skipped", "work") == 14, "the acknowledgement")
+    wait_until(lambda: backlog(broker, "skipped", "work") == 14, "the acknowledgement to be applied")
     # The next two unacknowledged messages: 5 and 7.
     assert broker.http("POST", f"{path}/skip/2").status == 204
     assert backlog(broker, "skipped", "work") == 12

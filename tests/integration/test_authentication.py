@@ -388,5 +388,7 @@ def test_partitions_are_made_in_the_other_region_by_its_peer(guarded: Guarded) -
     client = guarded.client("east", guarded.app)
     client.create_producer("persistent://public/default/parted").send(b"x")
     west = guarded.brokers["west"].admin_url + path
-    wait_until(lambda: http("GET", west, headers=headers).json.get("partitions") == 3, "partitions in the west")
+    wait_until(
+        lambda: http("GET", west, headers=headers).json.get("partitions") == 3, "the west to have three partitions"
+    )
     client.close()

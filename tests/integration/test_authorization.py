@@ -42,7 +42,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         write(regions, "PUT", f"{NS}/shop/n", BOTH)
         wait_until(
             lambda: regions.ask(f"{NS}/shop/n", regions.admin, of="west") == 200,  # noqa: B023
-            "the namespace in west",
+            "west to have the namespace",
         )
         yield regions
 
@@ -268,7 +268,9 @@ def test_the_real_client_is_served_across_regions(guarded: Guarded) -> None:
     """Messages and acknowledgements are replicated between regions whose clients need permissions."""
     topic = "persistent://shop/n/real"
     grant(guarded, "persistent/shop/n/real", "app", "produce", "consume")
-    wait_until(lambda: "app" in permissions(guarded, "persistent/shop/n/real", of="west"), "the permission in west")
+    wait_until(
+        lambda: "app" in permissions(guarded, "persistent/shop/n/real", of="west"), "west to have the permission"
+    )
     east, west = guarded.client("east", guarded.app), guarded.client("west", guarded.app)
     consumer = west.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest)
     east.create_producer(topic).send(b"for those who may")
@@ -285,7 +287,7 @@ def test_two_regions_grant_at_the_same_time_and_both_stay(guarded: Guarded) -> N
     """Each role is a path of its own; a revocation or deletion in one region takes effect in all."""
     write(guarded, "PUT", f"{NS}/shop/both", BOTH)
     ready = f"{NS}/shop/both"
-    wait_until(lambda: guarded.ask(ready, guarded.admin, of="west") == 200, "the namespace in west")
+    wait_until(lambda: guarded.ask(ready, guarded.admin, of="west") == 200, "west to have the namespace")
     one, topic = "namespaces/shop/both", "persistent/shop/both/t"
     for number in range(5):
         grant(guarded, one, f"east-{number}", "produce", of="east")
@@ -297,16 +299,16 @@ def test_two_regions_grant_at_the_same_time_and_both_stay(guarded: Guarded) -> N
     def has(what: str, wanted: Mapping[str, list[str]]) -> bool:
         return all(permissions(guarded, what, of=region) == wanted for region in guarded.brokers)
 
-    wait_until(lambda: has(one, expected), "all permissions in both regions")
-    wait_until(lambda: has(topic, expected | {"a/b": ["consume"]}), "the topic's permissions in both regions")
+    wait_until(lambda: has(one, expected), "both regions to have all permissions")
+    wait_until(lambda: has(topic, expected | {"a/b": ["consume"]}), "both regions to have the topic's permissions")
     revoke(guarded, one, "west-0", of="east")
     grant(guarded, one, "west-1", "produce", of="east")
     del expected["west-0"]
-    wait_until(lambda: has(one, expected | {"west-1": ["produce"]}), "the changes in both regions")
+    wait_until(lambda: has(one, expected | {"west-1": ["produce"]}), "both regions to have the changed permissions")
     write(guarded, "DELETE", f"{NS}/shop/both")
-    wait_until(lambda: guarded.ask(ready, guarded.admin, of="west") == 404, "the deletion in west")
+    wait_until(lambda: guarded.ask(ready, guarded.admin, of="west") == 404, "the namespace to be deleted in west")
     write(guarded, "PUT", f"{NS}/shop/both", BOTH, of="west")
-    wait_until(lambda: guarded.ask(ready, guarded.admin) == 200, "the next namespace in east")
+    wait_until(lambda: guarded.ask(ready, guarded.admin) == 200, "east to have the new namespace")
     assert has(one, {})
     assert has(topic, {})
     found = guarded.answer("/meridian/v1/metadata/conflicts", guarded.admin).json

@@ -68,7 +68,7 @@ def test_producers_are_held_until_the_backlog_shrinks(broker: BrokerProcess, cli
     for body in bodies(0, 25):
         producer.send(body)
     set_quota(broker, space, {"limitSize": LIMIT, "policy": "producer_request_hold"})
-    wait_until(lambda: publishers(broker, topic) == 0, "the producer to be sent away")
+    wait_until(lambda: publishers(broker, topic) == 0, "the producer to be disconnected")
     results: list[pulsar.Result] = []
     producer.send_async(bodies(25, 1)[0], lambda result, _: results.append(result))
     with pytest.raises(pulsar.ProducerBlockedQuotaExceededError):
@@ -89,7 +89,7 @@ def test_producers_fail_when_the_policy_says_so(broker: BrokerProcess, client: p
     for body in bodies(0, 25):
         producer.send(body)
     set_quota(broker, space, {"limitSize": LIMIT, "policy": "producer_exception"})
-    wait_until(lambda: publishers(broker, topic) == 0, "the producer to be sent away")
+    wait_until(lambda: publishers(broker, topic) == 0, "the producer to be disconnected")
     with pytest.raises(pulsar.PulsarException) as failed:
         producer.send(bodies(25, 1)[0])
     assert isinstance(failed.value, pulsar.ProducerBlockedQuotaExceededException)
@@ -135,7 +135,7 @@ def test_old_messages_count_too(broker: BrokerProcess, client: pulsar.Client, sp
     set_quota(broker, space, {"limitTime": 1, "policy": "producer_request_hold"}, "message_age")
     wait_until(lambda: subscription(broker, evicted)["msgBacklog"] == 0, "the old message to be dropped")
     assert subscription(broker, evicted)["totalMsgExpired"] == 1
-    wait_until(lambda: publishers(broker, held) == 0, "the producer to be sent away")
+    wait_until(lambda: publishers(broker, held) == 0, "the producer to be disconnected")
     with pytest.raises(pulsar.ProducerBlockedQuotaExceededError):
         client.create_producer(held)
     assert consume(client, held, 1) == [b"old"]

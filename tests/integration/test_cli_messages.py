@@ -158,7 +158,9 @@ def test_of_a_batch_only_what_was_printed_is_acknowledged(broker: BrokerProcess)
     client.close()
     first = consumed(broker, "batched", "s", 70)
     assert [message["payload"] for message in first] == [str(number) for number in range(70)]
-    assert {message["id"].rsplit(":", 1)[0] for message in first} == {first[0]["id"].rsplit(":", 1)[0]}, "one batch"
+    assert {message["id"].rsplit(":", 1)[0] for message in first} == {first[0]["id"].rsplit(":", 1)[0]}, (
+        "these are of one batch"
+    )
     rest = consumed(broker, "batched", "s", 30)
     assert [message["payload"] for message in rest] == [str(number) for number in range(70, 100)]
     assert rest[0]["key"] == "k70"

@@ -70,7 +70,7 @@ def test_no_producer_is_exclusive_beside_shared_ones(client: pulsar.Client, topi
 def test_a_waiting_producer_is_let_in_when_the_others_are_gone(client: pulsar.Client, topic: str) -> None:
     first = client.create_producer(topic, access_mode=Mode.Exclusive)
     waiter = Waiter(client, topic)
-    wait_until(lambda: _is_busy(client, topic), "the waiting producer to be noticed")
+    wait_until(lambda: _is_busy(client, topic), "the waiting producer to reach the broker")
     assert waiter.is_waiting()
     first.close()
     made = waiter.join()

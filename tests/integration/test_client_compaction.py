@@ -193,7 +193,7 @@ def test_table_views_hold_the_newest_of_each_key_and_follow(
     expected |= {"k0": b"new", "k9": b"more"}
     del expected["k1"]
     for one in (view, plain):
-        wait_until(lambda one=one: table(one) == expected, "the table to follow")
+        wait_until(lambda one=one: table(one) == expected, "the table view to catch up")
         one.close()
     compact(broker, topic)
     again = client.create_table_view(topic)
@@ -262,7 +262,7 @@ def test_regions_compact_to_the_same_view_and_claim_only_what_was_delivered(tmp_
         def owed() -> int:
             return int(admins[1].http("GET", f"{ADMIN}/t/stats").json["subscriptions"]["s"]["msgBacklog"])
 
-        wait_until(lambda: owed() == 8, "the acknowledgement in the west")
+        wait_until(lambda: owed() == 8, "the west to apply the acknowledgement")
         plain = west.subscribe("t", "s", replicate_subscription_state_enabled=True)
         assert sorted(rows(receive(plain, 8))) == sorted(published[:8]), "nobody acknowledged these"
         assert_quiet(plain)

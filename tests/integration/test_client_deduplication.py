@@ -170,7 +170,9 @@ def test_what_is_sent_through_kills_is_stored_once_and_in_order(tmp_path: Path, 
         for kill in range(6):
             goals = {name: len(one.received) + 150 + 37 * kill for name, one in sending.items()}
             for name, goal in goals.items():
-                wait_until(lambda name=name, goal=goal: len(sending[name].received) >= goal, "receipts")
+                wait_until(
+                    lambda name=name, goal=goal: len(sending[name].received) >= goal, f"{name} to get {goal} receipts"
+                )
             broker.kill()
             broker.start()
         for name, one in sending.items():

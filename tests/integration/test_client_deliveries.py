@@ -50,7 +50,7 @@ def test_the_chunks_of_a_message_go_to_one_of_many_consumers(client: pulsar.Clie
             found.extend(drain(consumer))
         return len(found) >= 8
 
-    wait_until(all_came, "the large and the small messages")
+    wait_until(all_came, "the large and the small messages to arrive")
     assert sorted(found) == sorted([*bodies, *[b"small"] * 4])
     assert [drain(consumer) for consumer in consumers] == [[], [], []]
 
@@ -141,7 +141,10 @@ def test_partitions_spread_over_failover_consumers(client: pulsar.Client, broker
     made = broker.http("PUT", f"/admin/v2/persistent/public/default/{topic}/partitions", 4)
     assert made.status == 204, made.text
     consumers = [client.subscribe(topic, "s", consumer_type=FAILOVER, consumer_name=name) for name in ("a", "b")]
-    names = [wait_until(lambda p=p: active(broker, f"{topic}-partition-{p}"), "an active consumer") for p in range(4)]
+    names = [
+        wait_until(lambda p=p: active(broker, f"{topic}-partition-{p}"), f"partition {p} to have an active consumer")
+        for p in range(4)
+    ]
     assert names == ["a", "b", "a", "b"]
     send(client, topic, [b"%d" % n for n in range(40)])
     for consumer in consumers:

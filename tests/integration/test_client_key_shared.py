@@ -68,7 +68,7 @@ class Seen:
         """Receive and acknowledge round robin until ``total`` messages were seen."""
         until = time.monotonic() + PATIENCE_MS / 1000
         while self.count() < total:
-            assert time.monotonic() < until, f"{self.count()} of {total} came"
+            assert time.monotonic() < until, f"{self.count()} of {total} messages came"
             for name, consumer in consumers.items():
                 with contextlib.suppress(pulsar.Timeout):
                     # with a longer timeout, each message would wait for the other consumers' silence
@@ -118,7 +118,7 @@ def test_messages_without_a_key_spread(client: pulsar.Client, topic: str) -> Non
             counts[at] += len(drain(consumer))
         return sum(counts) >= 300
 
-    wait_until(all_came, "all messages")
+    wait_until(all_came, "all messages to arrive")
     assert sum(counts) == 300
     assert min(counts) > 30
 

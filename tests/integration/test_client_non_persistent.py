@@ -92,7 +92,7 @@ def test_a_consumer_without_room_misses_messages_and_gets_the_next(client: pulsa
     assert stats["subscriptions"]["s"]["msgDropCount"] == dropped
     assert receive(consumer, 2) == [b"0", b"1"]
     receive(consumer, 48 - dropped)
-    wait_until(lambda: topic.room("s") > 0, "room")
+    wait_until(lambda: topic.room("s") > 0, "the consumer to have room for a message")
     producer.send(b"again")
     assert receive(consumer, 1) == [b"again"]
 
@@ -168,7 +168,7 @@ def test_created_unloaded_and_deleted_through_the_admin_api(
     assert receive(consumer, 1) == [b"before"]
     assert topic.http("DELETE").status == 412
     assert topic.http("PUT", "/unload").status == 204
-    wait_until(lambda: topic.room("s") > 0, "its consumer to come back")
+    wait_until(lambda: topic.room("s") > 0, "the consumer to come back")
     producer.send(b"after")
     assert receive(consumer, 1) == [b"after"]
     consumer.close()

@@ -90,24 +90,24 @@ def test_what_a_client_drops_after_a_rewind_is_still_owed(
     publish(client, topic, 10, batched=False)
     consumer = subscribe(client, topic, kind)
     consumer.acknowledge_cumulative(received(consumer, 10)[7])
-    wait_until(lambda: backlog(broker, topic) == 2, "the acknowledgement")
+    wait_until(lambda: backlog(broker, topic) == 2, "the acknowledgement to be applied")
     assert broker.http("POST", f"{ADMIN}/{topic}/subscription/s/resetcursor/0").status == 204
     again = received(consumer, 2)
     assert numbers(again) == [8, 9], "the client drops nothing any more: this test has lost its subject"
     consumer.acknowledge_cumulative(again[1])
-    wait_until(lambda: backlog(broker, topic) < 10, "the next acknowledgement")
+    wait_until(lambda: backlog(broker, topic) < 10, "the next acknowledgement to be applied")
     assert backlog(broker, topic) == 8
     consumer.close()
     consumer = subscribe(client, topic, kind)
     rest = received(consumer, 8)
     assert numbers(rest) == list(range(8))
     consumer.acknowledge_cumulative(rest[7])
-    wait_until(lambda: backlog(broker, topic) == 0, "the last acknowledgement")
+    wait_until(lambda: backlog(broker, topic) == 0, "the last acknowledgement to be applied")
     consumer.seek(pulsar.MessageId.earliest)  # by itself: it drops nothing
     rest = received(consumer, 10)
     assert numbers(rest) == list(range(10))
     consumer.acknowledge_cumulative(rest[9])
-    wait_until(lambda: backlog(broker, topic) == 0, "the acknowledgement after its own seek")
+    wait_until(lambda: backlog(broker, topic) == 0, "the acknowledgement after the seek to be applied")
     consumer.close()
 
 
@@ -115,7 +115,7 @@ def test_a_reader_begins_at_a_time_in_the_past(client: pulsar.Client, topic: str
     """By publish time, as the client offers it: seek to a timestamp."""
     keep(client, topic)
     publish(client, topic, 5, batched=False)
-    between = wait_until(lambda: _later(time.time_ns() // 1_000_000), "the clock to go on")
+    between = wait_until(lambda: _later(time.time_ns() // 1_000_000), "the clock to move on")
     publish(client, topic, 5, batched=False)
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     reader.seek(between)

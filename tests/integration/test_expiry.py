@@ -97,7 +97,7 @@ def test_messages_older_than_the_ttl_are_dropped_and_the_rest_stays(
     half = client.subscribe(topic, "half", consumer_type=SHARED)
     messages = [half.receive(PATIENCE_MS) for _ in range(3)]
     half.acknowledge(messages[1])
-    wait_until(lambda: backlog(broker, topic, "half") == 2, "the acknowledgement")
+    wait_until(lambda: backlog(broker, topic, "half") == 2, "the acknowledgement to be applied")
     publish(client, topic, b"young")
     set_ttl(broker, space, 3600)
     for name in ("idle", "half"):
@@ -249,7 +249,7 @@ def test_trimming_at_once(broker: BrokerProcess, client: pulsar.Client) -> None:
     consumer = client.subscribe(topic, "s")
     publish(client, topic, *(b"%d" % number for number in range(35)))
     assert len(rest(consumer, 35)) == 35
-    wait_until(lambda: backlog(broker, topic, "s") == 0, "the acknowledgements")
+    wait_until(lambda: backlog(broker, topic, "s") == 0, "the acknowledgements to be applied")
     assert broker.http("POST", f"{topic_path(topic)}/trim").status == 204
     assert entries(broker, topic) <= 10, "the ledger that is being written stays"
 

@@ -68,7 +68,10 @@ class Traffic:
     def goes_on(self) -> bool:
         """Wait until every client and admin caller has had an answer since this call."""
         before = dict(self.turns)
-        wait_until(lambda: self.refusals or all(self.turns[one] > before[one] + 1 for one in before), "more traffic")
+        wait_until(
+            lambda: self.refusals or all(self.turns[one] > before[one] + 1 for one in before),
+            "every client to have another answer",
+        )
         return not self.refusals
 
     def __enter__(self) -> Traffic:

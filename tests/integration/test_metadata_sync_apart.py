@@ -50,7 +50,7 @@ def wait_ttl(regions: RegionsProcess, seconds: int) -> None:
     def everywhere() -> bool:
         return all(get(regions, region, TTL) == seconds for region in REGIONS)
 
-    wait_until(everywhere, f"a TTL of {seconds} s in both regions")
+    wait_until(everywhere, f"both regions to have a TTL of {seconds} s")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def shared(regions: RegionsProcess) -> RegionsProcess:
         peers = [status(regions, region).get("peers", {}) for region in REGIONS]
         return [one["differences"] for some in peers for one in some.values()] == [1, 1]
 
-    wait_until(waiting, "the difference to be found")
+    wait_until(waiting, "both regions to find the difference")
     assert [get(regions, region, TTL) for region in REGIONS] == [10, 20]
     found = CliRunner().invoke(
         metadata, ["adopt", "--from", "us", "--dry-run", "--url", regions.admin_url("eu")], catch_exceptions=False
@@ -166,18 +166,20 @@ def test_messages_of_clients_become_dead_letters_and_the_next_event_is_applied(s
 def test_a_namespace_that_holds_topics_in_another_region_is_not_deleted(shared: RegionsProcess) -> None:
     write(shared, "us", "PUT", "/admin/v2/namespaces/shop/there", {"replication_clusters": ["eu"]})
     topic = "/admin/v2/persistent/shop/there/t"
-    wait_until(lambda: shared.http("eu", "PUT", topic).status == 204, "the namespace in eu")
+    wait_until(lambda: shared.http("eu", "PUT", topic).status == 204, "eu to have the namespace")
     refused = shared.http("us", "DELETE", "/admin/v2/namespaces/shop/there")
     assert refused.status == 409
     assert "in eu" in refused.reason
     write(shared, "eu", "DELETE", topic)
     write(shared, "us", "DELETE", "/admin/v2/namespaces/shop/there")
-    wait_until(lambda: get(shared, "eu", "/admin/v2/namespaces/shop/there") is None, "the deletion in eu")
+    wait_until(
+        lambda: get(shared, "eu", "/admin/v2/namespaces/shop/there") is None, "the namespace to be deleted in eu"
+    )
 
 
 def test_a_namespace_without_its_tenant_is_not_served(shared: RegionsProcess) -> None:
     write(shared, "us", "PUT", "/admin/v2/tenants/brief", {"adminRoles": [], "allowedClusters": ["us", "eu"]})
-    wait_until(lambda: get(shared, "eu", "/admin/v2/tenants/brief") is not None, "the tenant in eu")
+    wait_until(lambda: get(shared, "eu", "/admin/v2/tenants/brief") is not None, "eu to have the tenant")
     shared.kill_region("us")
     write(shared, "eu", "PUT", "/admin/v2/namespaces/brief/n")
     shared.kill_region("eu")
@@ -194,7 +196,10 @@ def test_a_namespace_without_its_tenant_is_not_served(shared: RegionsProcess) ->
         assert shared.http(region, "PUT", "/admin/v2/persistent/brief/n/t").status == 404
     write(shared, "us", "PUT", "/admin/v2/tenants/brief", {"adminRoles": [], "allowedClusters": ["us", "eu"]})
     for region in REGIONS:
-        wait_until(lambda region=region: get(shared, region, "/admin/v2/namespaces/brief/n"), "the namespace")
+        wait_until(
+            lambda region=region: get(shared, region, "/admin/v2/namespaces/brief/n"),
+            f"{region} to show the namespace again",
+        )
 
 
 def peer(regions: RegionsProcess, region: str, other: str) -> Any:
@@ -210,7 +215,7 @@ CONFLICTS = "/meridian/v1/metadata/conflicts"
 def test_extending_what_is_shared_decides_nothing_silently(shared: RegionsProcess) -> None:
     """Topic policies differ when regions begin to share them: the named region's win, and after that they are equal."""
     write(shared, "us", "PUT", ORDERS)
-    wait_until(lambda: get(shared, "eu", f"{ORDERS}/stats") is not None, "the topic in eu")
+    wait_until(lambda: get(shared, "eu", f"{ORDERS}/stats") is not None, "eu to have the topic")
     for region, producers in (("us", 3), ("eu", 4)):
         write(shared, region, "POST", f"{ORDERS}/maxProducers", producers)
     write(shared, "us", "POST", f"{SCOPES}/tenants,namespaces,topicPolicies")
@@ -218,32 +223,32 @@ def test_extending_what_is_shared_decides_nothing_silently(shared: RegionsProces
     def is_told() -> bool:
         return "set metadataSyncScopes" in str(peer(shared, "us", "eu").get("problem"))
 
-    wait_until(is_told, "the different scopes to be shown")
+    wait_until(is_told, "us to report the different scopes")
     write(shared, "us", "POST", TTL, 70)
     wait_ttl(shared, 70)  # what both share still syncs
     write(shared, "eu", "POST", f"{SCOPES}/tenants,namespaces,topicPolicies")
-    wait_until(lambda: peer(shared, "eu", "us").get("differences") == 1, "the difference to be found")
+    wait_until(lambda: peer(shared, "eu", "us").get("differences") == 1, "eu to find the difference")
     assert [get(shared, region, f"{ORDERS}/maxProducers") for region in REGIONS] == [3, 4]
     arguments = ["adopt", "--from", "us", "--url", shared.admin_url("eu")]
     found = CliRunner().invoke(metadata, [*arguments, "--dry-run"], catch_exceptions=False)
     assert "/geo/topic-policies/shop/orders/persistent/t/max_producers_per_topic" in found.output
     assert "1 paths differ" in found.output
     CliRunner().invoke(metadata, [*arguments, "--yes"], catch_exceptions=False)
-    wait_until(lambda: get(shared, "eu", f"{ORDERS}/maxProducers") == 3, "eu to take the other region's value")
+    wait_until(lambda: get(shared, "eu", f"{ORDERS}/maxProducers") == 3, "eu to take over the value of us")
     wait_in_step(shared)
 
 
 def test_a_policy_of_a_topic_is_set_once_and_ends_with_the_topic(shared: RegionsProcess) -> None:
     write(shared, "eu", "POST", f"{ORDERS}/maxConsumers", 7)
     write(shared, "eu", "POST", f"{ORDERS}/replicateSubscriptionState", True)
-    wait_until(lambda: get(shared, "us", f"{ORDERS}/replicateSubscriptionState") is True, "the policy in us")
+    wait_until(lambda: get(shared, "us", f"{ORDERS}/replicateSubscriptionState") is True, "us to have the policy")
     assert get(shared, "us", f"{ORDERS}/maxConsumers") == 7
     write(shared, "us", "DELETE", f"{ORDERS}?force=true")
-    wait_until(lambda: get(shared, "eu", f"{ORDERS}/stats") is None, "the deletion in eu")
+    wait_until(lambda: get(shared, "eu", f"{ORDERS}/stats") is None, "the topic to be deleted in eu")
     wait_in_step(shared)  # the deletion of its policies arrives by another path
     write(shared, "eu", "PUT", ORDERS)
     write(shared, "eu", "POST", f"{ORDERS}/maxConsumers", 8)
-    wait_until(lambda: get(shared, "us", f"{ORDERS}/maxConsumers") == 8, "the policy of the next topic in us")
+    wait_until(lambda: get(shared, "us", f"{ORDERS}/maxConsumers") == 8, "us to have the new topic's policy")
     for region in REGIONS:
         assert get(shared, region, f"{ORDERS}/maxProducers") is None
     wait_in_step(shared)
@@ -267,9 +272,9 @@ def test_a_schema_that_no_message_uses_reaches_all_regions(shared: RegionsProces
         found = [get(shared, region, f"{path}s") or {} for region in REGIONS]
         return all(len(one.get("getSchemaResponses", ())) == 2 for one in found)
 
-    wait_until(both, "both schemas in both regions")
+    wait_until(both, "both regions to have both schemas")
     write(shared, "us", "DELETE", path)
-    wait_until(lambda: get(shared, "eu", path) is None, "the deletion in eu")
+    wait_until(lambda: get(shared, "eu", path) is None, "the schemas to be deleted in eu")
     wait_in_step(shared)
     assert not get(shared, "us", CONFLICTS)["conflicts"]
 
@@ -282,18 +287,18 @@ def test_a_region_is_introduced_once_and_then_rules_its_own_record(shared: Regio
 
     for region in REGIONS:
         write(shared, region, "POST", f"{SCOPES}/{ALL}")
-    wait_until(lambda: "clusters" in get(shared, "us", STATUS)["scopes"], "clusters to be shared")
+    wait_until(lambda: "clusters" in get(shared, "us", STATUS)["scopes"], "clusters to be among the scopes in us")
     wait_in_step(shared)
     addresses = ("pulsar+ssl://ap:6651", "https://ap:8443")
     added = run("regions", "add", "ap", *addresses, "--url", shared.admin_url("us"))
     assert "will be in all regions" in added.output, added.output
-    wait_until(lambda: address("eu") == "pulsar+ssl://ap:6651", "the region in eu")
+    wait_until(lambda: address("eu") == "pulsar+ssl://ap:6651", "eu to have the address of region ap")
 
     def is_told() -> bool:
         found = get(shared, "eu", "/meridian/v1/regions")
         return "must be in regionsFile" in json.dumps(found)
 
-    wait_until(is_told, "a link to it to be wanted, and refused without TLS")
+    wait_until(is_told, "eu to refuse a link to ap without TLS")
     write(shared, "us", "POST", path, {"brokerServiceUrlTls": "pulsar+ssl://elsewhere:6651"})
     write(shared, "us", "DELETE", path)
     wait_in_step(shared)
@@ -317,7 +322,7 @@ def test_the_greater_of_two_partition_numbers_wins(shared: RegionsProcess) -> No
             found = [get(shared, region, path) or {} for region in REGIONS]
             return all(one.get("partitions") == wanted for one in found)
 
-        wait_until(everywhere, f"{wanted} partitions in both regions")
+        wait_until(everywhere, f"both regions to have {wanted} partitions")
 
     for path in (NUMBERED, STORED):
         write(shared, "us", "PUT", path, 2)
@@ -335,7 +340,7 @@ def test_the_greater_of_two_partition_numbers_wins(shared: RegionsProcess) -> No
     wait_in_step(shared)
     assert not get(shared, "eu", CONFLICTS)["conflicts"]
     write(shared, "eu", "DELETE", NUMBERED)
-    wait_until(lambda: get(shared, "us", NUMBERED) in (None, {"partitions": 0}), "the deletion in us", 20)
+    wait_until(lambda: get(shared, "us", NUMBERED) in (None, {"partitions": 0}), "the topic to be deleted in us", 20)
     write(shared, "us", "DELETE", f"{STORED}?force=true")
 
 
@@ -346,12 +351,12 @@ def test_a_new_store_takes_over_a_regions_name_only_when_told_to(shared: Regions
     write(shared, "eu", "POST", f"{SCOPES}/{ALL}")
     path = f"/admin/v2/brokers/configuration/metadataSyncEventTopic/{quote(TOPIC, safe='')}"
     write(shared, "eu", "POST", path)
-    wait_until(lambda: status(shared, "eu")["refusal"], "the name to be refused")
+    wait_until(lambda: status(shared, "eu")["refusal"], "eu's name to be refused")
     assert "meridian regions replace eu" in status(shared, "eu")["refusal"]
     tenant = {"adminRoles": [], "allowedClusters": ["eu"]}
     assert shared.http("eu", "PUT", "/admin/v2/tenants/new", tenant).status == 503
     assert write(shared, "eu", "POST", "/meridian/v1/regions/eu/replace") == {"region": "eu", "told": ["us"]}
     write(shared, "eu", "PUT", "/admin/v2/tenants/new", tenant)
     wait_ttl(shared, 70)
-    wait_until(lambda: get(shared, "us", "/admin/v2/tenants/new") is not None, "the tenant in us")
+    wait_until(lambda: get(shared, "us", "/admin/v2/tenants/new") is not None, "us to have the tenant")
     wait_in_step(shared)

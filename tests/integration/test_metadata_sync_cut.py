@@ -41,7 +41,7 @@ def test_a_conflict_made_while_the_network_is_cut_is_shown_and_ends_equal(tmp_pa
         wait_until(in_step, "the regions to be in step")
         write("us", "PUT", "/admin/v2/tenants/shop", {"adminRoles": [], "allowedClusters": [*REGIONS]})
         write("us", "PUT", NAMESPACE, {"replication_clusters": [*REGIONS]})
-        wait_until(lambda: get("eu", NAMESPACE) is not None, "the namespace in eu")
+        wait_until(lambda: get("eu", NAMESPACE) is not None, "eu to have the namespace")
         regions.cut("us", "eu")
         regions.cut("eu", "us")
         write("eu", "POST", TTL, 30)
@@ -52,8 +52,10 @@ def test_a_conflict_made_while_the_network_is_cut_is_shown_and_ends_equal(tmp_pa
         )
         assert [get(region, TTL) for region in REGIONS] == [30, 40]
         regions.heal()
-        wait_until(lambda: all(get(region, TTL) == 40 for region in REGIONS), "the later value in both regions", 60.0)
-        wait_until(lambda: get("eu", f"{NAMESPACE}/maxTopicsPerNamespace") == 7, "the other policy in eu")
+        wait_until(
+            lambda: all(get(region, TTL) == 40 for region in REGIONS), "both regions to have the later value", 60.0
+        )
+        wait_until(lambda: get("eu", f"{NAMESPACE}/maxTopicsPerNamespace") == 7, "eu to have the other policy")
         assert conflicts("eu") == [(40, "us", 30, "eu")]
         assert conflicts("us") == []
         wait_until(in_step, "the regions to be in step", 120.0)

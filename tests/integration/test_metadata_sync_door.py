@@ -42,7 +42,8 @@ def travels(regions: RegionsProcess, seconds: int) -> None:
         seconds += 1
         assert regions.http(at, "POST", TTL, seconds).status == 204
         wait_until(
-            lambda other=other, text=str(seconds): regions.http(other, "GET", TTL).text == text, f"the TTL in {other}"
+            lambda other=other, text=str(seconds): regions.http(other, "GET", TTL).text == text,
+            f"{other} to have the TTL",
         )
 
 

@@ -53,11 +53,11 @@ def test_what_is_created_in_one_region_appears_in_the_other(regions: RegionsProc
     write(regions, "us", "PUT", "/admin/v2/namespaces/shop/orders", {"replication_clusters": ["us", "eu"]})
     write(regions, "us", "POST", "/admin/v2/namespaces/shop/orders/messageTTL", 60)
     path = "/admin/v2/namespaces/shop/orders"
-    wait_until(lambda: (get(regions, "eu", path) or {}).get("message_ttl_in_seconds") == 60, "the policy in eu")
+    wait_until(lambda: (get(regions, "eu", path) or {}).get("message_ttl_in_seconds") == 60, "eu to have the policy")
     assert get(regions, "eu", "/admin/v2/tenants/shop") == tenant
     assert get(regions, "eu", path)["replication_clusters"] == ["eu", "us"]
     write(regions, "eu", "DELETE", path)
-    wait_until(lambda: get(regions, "us", path) is None, "the deletion in us")
+    wait_until(lambda: get(regions, "us", path) is None, "the namespace to be deleted in us")
     assert status(regions, "us")["conflicts"] == 0
 
 
@@ -65,7 +65,7 @@ def test_metrics_agree_with_the_status(regions: RegionsProcess) -> None:
     tenant = {"adminRoles": ["admin"], "allowedClusters": ["eu", "us"]}
     before = status(regions, "eu")["applied"]
     write(regions, "us", "PUT", "/admin/v2/tenants/counted", tenant)
-    wait_until(lambda: get(regions, "eu", "/admin/v2/tenants/counted") is not None, "the tenant in eu")
+    wait_until(lambda: get(regions, "eu", "/admin/v2/tenants/counted") is not None, "eu to have the tenant")
 
     def metrics(region: str) -> dict[tuple[str, str], float]:
         """By name without prefix, and verdict or other region; this region's own label is the same everywhere."""
@@ -97,10 +97,10 @@ def test_a_forced_deletion_that_another_region_refuses_deletes_nothing(regions: 
     write(regions, "us", "PUT", "/admin/v2/tenants/fair", tenant)
     path, topics = "/admin/v2/namespaces/fair/mixed", "/admin/v2/persistent/fair/mixed"
     write(regions, "us", "PUT", path, {"replication_clusters": ["eu"]})
-    wait_until(lambda: get(regions, "eu", path) is not None, "the namespace in eu")
+    wait_until(lambda: get(regions, "eu", path) is not None, "eu to have the namespace")
     write(regions, "eu", "PUT", f"{topics}/there")
     write(regions, "us", "POST", f"{path}/replication", ["us"])
-    wait_until(lambda: get(regions, "eu", f"{path}/replication") == ["us"], "the policy in eu")
+    wait_until(lambda: get(regions, "eu", f"{path}/replication") == ["us"], "eu to have the policy")
     write(regions, "us", "PUT", f"{topics}/here")
     write(regions, "us", "PUT", f"{topics}/parted/partitions", 2)
     before = get(regions, "us", topics)
@@ -109,10 +109,10 @@ def test_a_forced_deletion_that_another_region_refuses_deletes_nothing(regions: 
     assert refused.status == 409 and "there in eu: delete these first" in refused.text
     assert get(regions, "us", topics) == before
     write(regions, "us", "POST", f"{path}/replication", ["us", "eu"])
-    wait_until(lambda: len(get(regions, "eu", topics) or ()) == 4, "the topics in eu")
-    wait_until(lambda: len(get(regions, "us", topics) or ()) == 4, "the topic in us")
+    wait_until(lambda: len(get(regions, "eu", topics) or ()) == 4, "eu to have all four topics")
+    wait_until(lambda: len(get(regions, "us", topics) or ()) == 4, "us to have all four topics")
     write(regions, "us", "DELETE", f"{path}?force=true")
-    wait_until(lambda: get(regions, "eu", path) is None, "the deletion in eu")
+    wait_until(lambda: get(regions, "eu", path) is None, "the namespace to be deleted in eu")
 
 
 def test_a_dead_event_topic_delays_no_write(regions: RegionsProcess) -> None:
@@ -122,7 +122,7 @@ def test_a_dead_event_topic_delays_no_write(regions: RegionsProcess) -> None:
     for region in REGIONS:
         wait_until(
             lambda region=region: regions.http(region, "POST", f"/admin/v2/{ended}/terminate").status == 200,
-            "the topic to be there and end",
+            f"the topic to be terminated in {region}",
         )
     for region in REGIONS:
         write(regions, region, "POST", f"{setting}/{quote('persistent://public/default/ended', safe='')}")
@@ -133,15 +133,17 @@ def test_a_dead_event_topic_delays_no_write(regions: RegionsProcess) -> None:
         shown = [status(regions, region) for region in REGIONS]
         return all(peer["problem"] is None for one in shown for peer in one["peers"].values())
 
-    wait_until(lambda: "terminated" in " ".join(status(regions, "us")["problems"]), "the problem to be shown", 20)
+    wait_until(
+        lambda: "terminated" in " ".join(status(regions, "us")["problems"]), "us to report the terminated topic", 20
+    )
     wait_until(has_compared, "the regions to be compared")
     write(regions, "us", "PUT", "/admin/v2/tenants/late", tenant)
-    wait_until(lambda: status(regions, "us")["outbox"] == 2, "two events in the outbox")
+    wait_until(lambda: status(regions, "us")["outbox"] == 2, "us to have two events in its outbox")
     assert get(regions, "eu", "/admin/v2/tenants/late") is None
     other = quote("persistent://public/default/other-events", safe="")
     for region in REGIONS:
         write(regions, region, "POST", f"{setting}/{other}")
-    wait_until(lambda: get(regions, "eu", "/admin/v2/tenants/late"), "the tenant in eu")
+    wait_until(lambda: get(regions, "eu", "/admin/v2/tenants/late"), "eu to have the tenant")
     wait_until(lambda: is_synced(regions), "the regions to be in step")
 
 
@@ -163,7 +165,7 @@ def test_regions_with_different_kinds_of_stores(etcd_server: EtcdServer, tmp_pat
                 answer = one.http("GET", path)
                 return answer.status == 200 and answer.json.get("message_ttl_in_seconds") == 9
 
-            wait_until(has_it, f"{path} in {one.region}")
+            wait_until(has_it, f"{one.region} to have {path}")
             assert one.http("GET", f"/admin/v2/tenants/of-{maker.region}").json["adminRoles"] == [maker.region]
 
 
@@ -189,10 +191,10 @@ def test_regions_that_share_an_etcd_send_and_apply_each_change_once(etcd_server:
             found = [one.json.get("message_ttl_in_seconds") for one in answers if one.status == 200]
             return found == [seconds] * len(regions)
 
-        wait_until(lambda: have(None) and are_synced(), "the namespace in all regions")
+        wait_until(lambda: have(None) and are_synced(), "all regions to have the namespace")
         before = {region: shown(region) for region in regions}
         assert regions["one"].http("POST", "/admin/v2/namespaces/shared/n/messageTTL", 7).status == 204
-        wait_until(lambda: have(7) and are_synced(), "the policy in all regions")
+        wait_until(lambda: have(7) and are_synced(), "all regions to have the policy")
 
         def more(figure: str) -> list[int]:
             return [shown(region)[figure] - before[region][figure] for region in regions]
@@ -211,7 +213,7 @@ def test_a_partitioned_shadow_stays_in_its_region(regions: RegionsProcess) -> No
     def is_followed() -> bool:
         return all("partitionedTopics" in (status(regions, region) or {})["scopes"] for region in REGIONS)
 
-    wait_until(is_followed, "both regions to follow the setting")  # until then they are in sync about less
+    wait_until(is_followed, "both regions to have the new scopes")  # until then they are in sync about less
     wait_until(lambda: is_synced(regions), "the regions to be in step")
     write(regions, "us", "PUT", f"{topics}/orders/partitions", 2)
     shadow = {"topic": "persistent://public/default/view"}
@@ -223,7 +225,7 @@ def test_a_partitioned_shadow_stays_in_its_region(regions: RegionsProcess) -> No
         found = get(regions, "eu", "/admin/v2/non-persistent/public/default/later/partitions")
         return found is not None and found["partitions"] == 3
 
-    wait_until(has_later, "the topic that was created after it, in eu")
+    wait_until(has_later, "eu to have the topic that was created later")
     assert (get(regions, "eu", f"{topics}/view/partitions") or {"partitions": 0})["partitions"] == 0
     write(regions, "eu", "PUT", f"{topics}/view/partitions", 5)
     wait_until(lambda: is_synced(regions), "the regions to be in step")

@@ -91,7 +91,7 @@ def test_a_further_region_over_tls_is_one_command_in_one_region(tmp_path: Path) 
         regions.start("ap")
         added = run("regions", "add", "ap", *regions.addresses["ap"], "--url", regions.brokers["us"].admin_url)
         assert "will be in all regions" in added.output, added.output
-        wait_until(lambda: regions.get("eu", "/admin/v2/clusters/ap") is not None, "the region in eu")
+        wait_until(lambda: regions.get("eu", "/admin/v2/clusters/ap") is not None, "eu to have the region")
         everywhere = ["ap", "eu", "us"]
         regions.write("eu", "POST", TENANT, {"adminRoles": [], "allowedClusters": everywhere})
         regions.write("eu", "POST", f"{NAMESPACE}/replication", everywhere)
@@ -102,6 +102,6 @@ def test_a_further_region_over_tls_is_one_command_in_one_region(tmp_path: Path) 
             for other in everywhere:
                 wait_until(
                     lambda other=other, number=number: regions.get(other, f"{NAMESPACE}/messageTTL") == number,
-                    f"the policy of {name} in {other}",
+                    f"{other} to have the policy of {name}",
                 )
         regions.wait_in_step("us", "eu", "ap")

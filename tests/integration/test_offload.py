@@ -145,7 +145,7 @@ async def test_ledgers_are_offloaded_by_policy_and_read_back_after_a_restart(wor
         await world.broker.service.policies.follow()
         ledgers = await world.looked()
         assert [one["offloaded"] for one in ledgers] == [True] * (len(ledgers) - 1) + [False]
-        assert not world.away(), "the lag"
+        assert not world.away(), "the deletion lag is not over"
         assert (await world.http("PUT", f"{NAMESPACE}/offloadDeletionLagMs", 0))[0] == 204
         await world.broker.service.policies.follow()
         ledgers = await world.looked()
@@ -315,7 +315,7 @@ async def test_the_next_owner_of_a_topic_goes_on_where_the_other_broker_stopped(
         assert world.broker.offload is not None
         await world.publish()
         copied = await world.looked()
-        assert not world.away(), "the lag"
+        assert not world.away(), "the deletion lag is not over"
         world.broker.offload._has_other_owners = True
         world.offloading.table._known.clear()  # another broker copied them
         before = world.objects.requests

@@ -116,7 +116,8 @@ def test_another_replica_takes_over_from_one_that_hangs_and_from_one_that_dies(t
             topic(api, "before")
             told(api, "before")
             wait_until(
-                lambda acting=acting: acting.measures("meridian_operator_acting 1.0"), "the replica to log that it acts"
+                lambda acting=acting: acting.measures("meridian_operator_acting 1.0"),
+                "the replica to report that it acts",
             )
             assert acting.writes and not standing_by.writes
         hanging.process.send_signal(signal.SIGSTOP)
@@ -137,6 +138,6 @@ def test_another_replica_takes_over_from_one_that_hangs_and_from_one_that_dies(t
         assert max(hanging.writes) < min(second.writes), "the two never act together"
 
         heir.process.terminate()
-        wait_until(lambda: holder(other) == "", "the Lease to be free: the next one need not wait")
+        wait_until(lambda: holder(other) == "", "the Lease to be released, so that the next replica need not wait")
         assert heir.process.wait(60) == 0
         assert "lost" not in heir.log()

@@ -249,7 +249,7 @@ def test_what_vanished_is_recreated_only_on_demand(kube: KubeApi, near: Regions)
     kube.annotate("replicatedsubscriptions", "lost-billing", recreate="1")
     ready(kube, "replicatedsubscriptions", "lost-billing")
     assert near.call("DELETE", "lost").status == 204
-    wait_until(lambda: not near.has("lost", "west"), "the topic to be gone")
+    wait_until(lambda: not near.has("lost", "west"), "the topic to be gone in west")
     kube.annotate("geotopics", "lost", reconcile_now="1")
     because(kube, "geotopics", "lost", "Vanished")
     assert not near.has("lost")
@@ -292,7 +292,7 @@ def test_a_restart_with_200_objects_writes_only_what_has_changed(near: Regions) 
         before = len(api.writes)
         with RunningOperator(api, near.urls) as operator:
             gone(api, "geotopics", "goes")
-            wait_until(lambda: near.call("GET", "restarted-drifts/messageTTL").json == 3600, "the drift to be healed")
+            wait_until(lambda: near.call("GET", "restarted-drifts/messageTTL").json == 3600, "the drift to be undone")
             wait_until(lambda: operator.seen() >= 199, "the operator to look at each object")
         about = {
             path.split("geotopics/")[1].split("/")[0] for _, path, _ in api.writes[before:] if "geotopics/" in path
@@ -461,7 +461,7 @@ def test_a_shadow_is_created_after_its_source_and_deleted_with_its_object(kube: 
         return near.call("GET", "watched-view-partition-0/stats").json["meridian"]["shadow"][field]
 
     kube.edit("shadowtopics", "view", holdSourceLedgers=False, autoResetBacklogEntries=1000)
-    wait_until(lambda: not told("holdsSourceLedgers"), "the shadow to hold nothing")
+    wait_until(lambda: not told("holdsSourceLedgers"), "the shadow to hold no ledgers of its source")
     wait_until(lambda: told("autoResetBacklogEntries") == 1000, "the shadow to have a limit")
     kube.delete("shadowtopics", "view")
     gone(kube, "shadowtopics", "view")
@@ -502,7 +502,7 @@ def test_regions_share_metadata_as_long_as_a_policy_says_so(near: Regions) -> No
         api.annotate(plural, "all", platform, dry_run="false")
         ready(api, plural, "all", platform)
         near.make_tenant("shop")
-        wait_until(lambda: "shop" in near.ask("/admin/v2/tenants", "west"), "the tenant in the other region")
+        wait_until(lambda: "shop" in near.ask("/admin/v2/tenants", "west"), "west to have the tenant")
         synced("InSync")
         rows = (api.get(plural, "all", platform) or {})["status"]["regions"]
         assert [(row["name"], row["enabled"]) for row in rows] == [("east", True), ("west", True)]
@@ -518,7 +518,7 @@ def test_regions_share_metadata_as_long_as_a_policy_says_so(near: Regions) -> No
 
         api.edit(plural, "all", platform, suspend=True)
         synced("Suspended")
-        wait_until(lambda: shares() == [False, False], "nothing to be shared")
+        wait_until(lambda: shares() == [False, False], "metadata synchronization to be off in both regions")
         api.edit(plural, "all", platform, suspend=False)
         synced("InSync")
         api.delete(plural, "all", platform)

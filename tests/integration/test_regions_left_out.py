@@ -50,7 +50,7 @@ def test_clients_are_refused_outside_the_namespaces_regions(regions: LinkedRegio
         # Once the region is added, its clients are admitted.
         for region in REGIONS:
             assert regions.http(region, "POST", f"{NS}/only-us/replication", list(REGIONS)).status == 204
-        wait_until(lambda: regions.http("eu", "GET", f"{LOOKUP}/only-us/t").status == 200, "eu to serve it")
+        wait_until(lambda: regions.http("eu", "GET", f"{LOOKUP}/only-us/t").status == 200, "eu to serve the topic")
         consumer = eu.subscribe("public/only-us/t", "s")
         us.create_producer("public/only-us/t").send(b"1")
         assert consumer.receive(PATIENCE_MS).data() == b"1"

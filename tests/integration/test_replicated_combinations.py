@@ -76,7 +76,7 @@ def test_r13_messages_not_redelivered_after_a_rewind_are_not_acknowledged(
                 found.append(consumer.receive(QUIET_MS))
         return len(of_low) + len(held) == 60
 
-    wait_until(all_came, "each message at one of the two")
+    wait_until(all_came, "each message to reach one of the two consumers")
     high.close()
     low.seek(pulsar.MessageId.earliest)
     wait_for_backlog(regions, EAST, topic, 60)
@@ -101,7 +101,7 @@ def test_r12_a_seek_by_time_goes_by_publish_time_everywhere(
     publish(west, topic, numbered(range(10)))
     stored(regions, EAST, topic, 10)
     since = now_ms()
-    wait_until(lambda: now_ms() > since, "the next millisecond")
+    wait_until(lambda: now_ms() > since, "the clock to reach the next millisecond")
     begun = now_ms()
     publish(east, topic, numbered(range(10, 20)))
     publish(west, topic, numbered(range(20, 30)))
@@ -130,7 +130,7 @@ def test_r12_a_seek_by_time_applies_to_messages_the_region_has_never_seen(region
         publish(east, topic, numbered(range(5)))
         take_numbers(here, range(5))
         since = now_ms()
-        wait_until(lambda: now_ms() > since, "the next millisecond")
+        wait_until(lambda: now_ms() > since, "the clock to reach the next millisecond")
         begun = now_ms()
         publish(east, topic, numbered(range(5, 7)))
         take_numbers(here, range(5, 7))

@@ -90,7 +90,7 @@ def test_switching_on_merges_progress_and_says_what_each_region_skips(regions: R
         return not regions.http(region, "GET", path).json[topic]
 
     for region in REGIONS:
-        wait_until(lambda one=region: is_off(one), f"{region} to hear of it")
+        wait_until(lambda one=region: is_off(one), f"{region} to learn that replication is off")
     with client(regions, EU) as eu:
         consumer = eu.subscribe(topic, "s", consumer_type=SHARED)
         take_numbers(consumer, range(4, 10))

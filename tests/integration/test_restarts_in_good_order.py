@@ -143,7 +143,7 @@ async def test_a_client_of_a_starting_broker_is_answered_once_it_serves(tmp_path
         hasty = RawConnection(*await asyncio.open_connection("127.0.0.1", inside.settings.network.broker_service_port))
         for one in (wire, hasty, hasty):
             one.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
-        assert await hasty.ended(), "a second CONNECT"
+        assert await hasty.ended(), "a second CONNECT ends the connection"
         await until(lambda: len(inside.gateway.waiting) == 1)
         inside.gateway.admit()
         await wire.hear(T.CONNECTED)

@@ -77,7 +77,9 @@ def stats(broker: BrokerProcess, topic: str) -> Any:
 
 def acknowledged(broker: BrokerProcess, topic: str, left: int = 0) -> None:
     """Wait: clients send acknowledgements a little later. :param left: messages that stay unacknowledged."""
-    wait_until(lambda: stats(broker, topic)["subscriptions"]["s"]["msgBacklog"] == left, "acknowledgements to arrive")
+    wait_until(
+        lambda: stats(broker, topic)["subscriptions"]["s"]["msgBacklog"] == left, "the acknowledgements to be applied"
+    )
 
 
 def ledgers(broker: BrokerProcess, topic: str) -> list[int]:
@@ -279,7 +281,10 @@ def test_truncation_and_termination_of_the_source_apply_to_its_shadows(
         "ending-view", "s", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=1
     )
     assert broker.http("DELETE", f"{BASE}/ending/truncate").status == 204
-    wait_until(lambda: stats(broker, "ending-view")["subscriptions"]["s"]["msgBacklog"] == 0, "the shadow to skip")
+    wait_until(
+        lambda: stats(broker, "ending-view")["subscriptions"]["s"]["msgBacklog"] == 0,
+        "the shadow to skip what was deleted",
+    )
     consumer.close()
     consumer = client.subscribe("ending-view", "s")
     last = publish(client, "ending", 2)
@@ -370,7 +375,7 @@ def test_schemas_keys_batches_delays_seeks_and_compaction_are_as_on_the_source(
     assert broker.http("PUT", f"{BASE}/rich/compaction").status == 204
     wait_until(
         lambda: broker.http("GET", f"{BASE}/rich-view/compaction").json["status"] == "SUCCESS",
-        "the source's view to be read",
+        "the source's compacted view to be read",
     )
     compacted = client.create_reader("rich-view", pulsar.MessageId.earliest, is_read_compacted=True)
     keys: dict[str, list[bytes]] = {}

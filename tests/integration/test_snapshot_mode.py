@@ -79,7 +79,7 @@ def test_no_snapshot_moves_past_a_hole(regions: RegionsProcess) -> None:
             if number != 3:
                 consumer.acknowledge(message)
         wait_for_backlog(regions, EAST, topic, 1)
-        wait_until(lambda: backlog(regions, WEST, topic) is not None, "the subscription in west")
+        wait_until(lambda: backlog(regions, WEST, topic) is not None, "west to have the subscription")
         publish(east, topic, numbered(range(10, 12)))
         for message in take(consumer, 2):
             consumer.acknowledge(message)
@@ -105,7 +105,7 @@ def test_an_idle_topic_gets_no_markers_and_markers_are_not_messages(regions: Reg
             counts.append(sum(entries(regions, region, topic) for region in REGIONS))
             return len(counts) > 20 and len(set(counts[-20:])) == 1
 
-        wait_until(is_at_rest, "markers to end")
+        wait_until(is_at_rest, "the regions to write no more markers")
         assert entries(regions, EAST, topic) > 5, "there are markers"
         assert sorted(rest(local)) == list(range(5))
         wait_for_backlog(regions, EAST, topic, 0, "local")
@@ -243,14 +243,14 @@ def test_a_command_continues_without_a_lost_region(regions: RegionsProcess) -> N
         consumer = acknowledging(regions, east, topic)
         for region in (WEST, NORTH):
             wait_for_backlog(regions, region, topic, 0)
-        wait_until(lambda: regions.http(EAST, "GET", path).json.get("complete"), "a complete snapshot")
+        wait_until(lambda: regions.http(EAST, "GET", path).json.get("complete"), "a snapshot to be complete")
         told = regions.http(EAST, "GET", path).json
         assert (told["mode"], told["problem"], told["without"]) == ("snapshot", "", [])
         assert set(told["last"]["elsewhere"]) == {WEST, NORTH}
         measured = regions.http(EAST, "GET", "/metrics").text
         for name in ("pending_snapshots", "timedout_snapshots_total", "snapshot_ms_count", "snapshot_ms_sum"):
             assert f"pulsar_replicated_subscriptions_{name}{{" in measured
-        assert regions.http(EAST, "POST", f"{path}/without", {"regions": [NORTH]}).status != 200, "it is there"
+        assert regions.http(EAST, "POST", f"{path}/without", {"regions": [NORTH]}).status != 200, "it answers"
         assert regions.http(EAST, "POST", f"{path}/without", {"regions": "west"}).status == 412
         regions.kill_region(WEST)
         publish(east, topic, numbered(range(5, 10)))
@@ -263,7 +263,7 @@ def test_a_command_continues_without_a_lost_region(regions: RegionsProcess) -> N
         wait_for_backlog(regions, NORTH, topic, 0)
         regions.bring_back(WEST)
         wait_for_backlog(regions, WEST, topic, 0)
-        wait_until(lambda: not regions.http(EAST, "GET", path).json["without"], "the region to take part again")
+        wait_until(lambda: not regions.http(EAST, "GET", path).json["without"], "west to take part again")
 
 
 def test_a_subscription_created_independently_in_another_region_skips_nothing(regions: RegionsProcess) -> None:
@@ -287,7 +287,7 @@ def test_a_subscription_created_independently_in_another_region_skips_nothing(re
     for region in (EAST, NORTH):
         regions.bring_back(region)
     with client(regions, EAST) as east, client(regions, WEST) as west:
-        wait_until(lambda: (backlog(regions, WEST, topic) or 0) >= 4, "west to begin where east did")
+        wait_until(lambda: (backlog(regions, WEST, topic) or 0) >= 4, "west's subscription to begin where east's did")
         publish(west, topic, numbered(range(5, 8)))
         stored(regions, EAST, topic, 8)
         assert set(rest(subscribe(east, topic))) >= set(range(1, 8))

@@ -66,7 +66,7 @@ def set_up(standalone: Standalone) -> Standalone:
         assert answer.status == 204, (path, answer.status, answer.body)
 
     cluster = {"serviceUrl": "http://localhost:8080", "brokerServiceUrl": "pulsar://localhost:6650"}
-    assert http("PUT", f"{standalone.url}/admin/v2/clusters/standalone", cluster).status == 409, "it is there"
+    assert http("PUT", f"{standalone.url}/admin/v2/clusters/standalone", cluster).status == 409, "the cluster exists"
     put("tenants/private", {"adminRoles": [], "allowedClusters": ["standalone"]})
     put("namespaces/private/auth")
     put("namespaces/public/test-backlog-quotas", {"replication_clusters": ["standalone"]})

@@ -50,7 +50,10 @@ def test_an_earlier_broker_still_uses_the_volume(tmp_path: Path) -> None:
             shutil.rmtree(tmp_path / "us2" / "ledgers")
             (tmp_path / "us2" / "ledgers").symlink_to(tmp_path / "us" / "ledgers")
             second.start(wait=False)
-            wait_until(lambda: "in use by another broker process" in second.log(), "the broker to say that it waits")
+            wait_until(
+                lambda: "in use by another broker process" in second.log(),
+                "the broker to say that its volume is in use",
+            )
             first.kill()
             second.wait_healthy()
 

@@ -82,7 +82,7 @@ def test_a_region_that_is_down_is_named_and_its_lag_grows(regions: RegionsProces
             one: dict[str, Any] = stats(regions, EAST, topic)["subscriptions"]["s"]["meridian"]["regions"][WEST]
             return one
 
-        wait_until(lambda: lag()["lagEntries"] == 3, "three acknowledgements that west lacks")
+        wait_until(lambda: lag()["lagEntries"] == 3, "west to lack three acknowledgements")
         before = lag()["lagMs"]
         wait_until(lambda: lag()["lagMs"] > before, "the lag to grow")
         assert lag()["reason"] == "LinkDown"
@@ -132,7 +132,7 @@ def test_how_far_a_region_is_behind_is_stated_as_of_the_answer(regions: RegionsP
         (behind,) = found["regions"][EAST]["peers"]
         assert found["regions"][WEST]["problem"] == "west does not answer"
         assert behind["lag_entries"] == 3 and behind["lag_ms"] >= 5000
-        wait_until(lambda: status(regions, EAST, topic)[0] == 0, "west to follow")
+        wait_until(lambda: status(regions, EAST, topic)[0] == 0, "west to catch up")
 
 
 def test_a_region_that_left_the_topic_silently_is_not_in_sync(regions: RegionsProcess) -> None:
@@ -172,20 +172,20 @@ def test_the_lag_of_a_region_that_is_down_survives_a_restart(regions: RegionsPro
         regions.kill_region(WEST)
         for number in (2, 3, 5):
             consumer.acknowledge(messages[number])
-        wait_until(lambda: lag()["lagMs"] > 3000, "three acknowledgements that west has lacked for a while")
+        wait_until(lambda: lag()["lagMs"] > 3000, "west to lack three acknowledgements for more than three seconds")
     before = lag()["lagMs"]
     regions.kill_region(EAST)
     regions.bring_back(EAST)
-    wait_until(lambda: lag()["lagEntries"] == 3, "what west lacked before the restart")
+    wait_until(lambda: lag()["lagEntries"] == 3, "west to lack the same three acknowledgements after the restart")
     assert lag()["lagMs"] > before
-    wait_until(lambda: lag()["reason"] == "LinkDown", "the link to be tried")
+    wait_until(lambda: lag()["reason"] == "LinkDown", "the link to be reported down")
     assert metric(regions, EAST, "meridian_progress_lag_entries", topic) == 3
     seen = command(regions, EAST, "subscriptions", "status", topic, "s")
     assert "west cannot be reached from east since 20" in seen.stdout, "since it went down, not since this start"
     with client(regions, EAST) as east:
         consumer = subscribe(east, topic)
         consumer.acknowledge(consumer.receive(PATIENCE_MS))
-        wait_until(lambda: lag()["lagEntries"] == 4, "a lag of four entries")
+        wait_until(lambda: lag()["lagEntries"] == 4, "west to lack four acknowledgements")
     regions.bring_back(WEST)
     wait_until(lambda: status(regions, EAST, topic)[0] == 0, "west to catch up")
     assert (lag()["lagEntries"], lag()["lagMs"]) == (0, 0)

@@ -345,9 +345,9 @@ async def test_r18_a_cumulative_acknowledgement_covers_chunked_messages_whole_or
         await wire.close()
         places = await take(consumer, len(sent))
         await acknowledge(connection, consumer._consumer_id, places[2], True)
-        assert subscription(east).backlog() == 5, "all but y, x as a whole"
+        assert subscription(east).backlog() == 5, "all but x, as a whole, and y"
         await acknowledge(connection, consumer._consumer_id, places[5], True)
-        assert subscription(east).backlog() == 2, "z, as a whole"
+        assert subscription(east).backlog() == 2, "and z, as a whole"
         await connection.close()
         there = await west.connect()
         other = await Consumer.subscribe(there, TOPIC, "s", kind=EXCLUSIVE, replicated=True)

@@ -210,7 +210,7 @@ def test_regions_use_nothing_but_tls(secure: Secure) -> None:
     path = "/admin/v2/persistent/public/default/across/partitions"
     east, west = secure.brokers["east"], secure.brokers["west"]
     assert east.http("PUT", path, 2).status == 204
-    wait_until(lambda: west.http("GET", path).json.get("partitions") == 2, "the partitions to follow")
+    wait_until(lambda: west.http("GET", path).json.get("partitions") == 2, "west to have both partitions")
     here, there = (secure.client(secure.service_url(region)) for region in REGIONS)
     consumer = there.subscribe(topic, "all", initial_position=pulsar.InitialPosition.Earliest)
     producer = here.create_producer(topic, batching_enabled=False)

@@ -183,13 +183,23 @@ def test_consumers_are_limited_in_number_and_kind(broker: BrokerProcess, client:
     policy(broker, f"{path}/maxConsumers", 3)
     eventually_refused(lambda: client.subscribe(topic, "b", **shared), pulsar.ConsumerBusy)
     assert broker.http("DELETE", f"{path}/maxConsumers").status == 204
-    kept.append(wait_until(lambda: _unless(pulsar.ConsumerBusy, lambda: client.subscribe(topic, "c")), "room"))
+    kept.append(
+        wait_until(
+            lambda: _unless(pulsar.ConsumerBusy, lambda: client.subscribe(topic, "c")),
+            "the limit on consumers to be lifted",
+        )
+    )
     # The broker's own limit is three subscriptions, and policies may say otherwise.
     with pytest.raises(pulsar.NotAllowedError):
         client.subscribe(topic, "d")
     assert broker.http("PUT", f"{path}/subscription/d").status == 412
     policy(broker, f"{path}/maxSubscriptionsPerTopic", 4)
-    kept.append(wait_until(lambda: _unless(pulsar.NotAllowedError, lambda: client.subscribe(topic, "d")), "room"))
+    kept.append(
+        wait_until(
+            lambda: _unless(pulsar.NotAllowedError, lambda: client.subscribe(topic, "d")),
+            "a fourth subscription to be allowed",
+        )
+    )
     policy(broker, f"{path}/subscriptionTypesEnabled", ["Exclusive", "Shared"])
     failover = {"consumer_type": pulsar.ConsumerType.Failover}
     kept.pop().close()
@@ -232,7 +242,7 @@ def test_messages_are_at_most_as_large_and_as_delayed_as_the_topic_allows(
         except pulsar.Timeout:
             return False
 
-    wait_until(at_once, "messages to arrive together")
+    wait_until(at_once, "messages to arrive at once")
     consumer.close()
 
 
@@ -260,7 +270,10 @@ def test_unacknowledged_messages_are_limited_by_the_topic(broker: BrokerProcess,
     broker.http("PUT", path)
     policy(broker, f"{path}/maxUnackedMessagesOnConsumer", 4)
     policy(broker, f"{path}/maxUnackedMessagesOnSubscription", 6)
-    wait_until(lambda: broker.http("GET", f"{path}/maxUnackedMessagesOnConsumer?applied=true").json == 4, "it")
+    wait_until(
+        lambda: broker.http("GET", f"{path}/maxUnackedMessagesOnConsumer?applied=true").json == 4,
+        "the limit to be in force",
+    )
     assert broker.http("PUT", f"{path}/unload").status == 204
     consumers = [client.subscribe("unacked", "s", consumer_type=pulsar.ConsumerType.Shared) for _ in range(2)]
     producer = client.create_producer("unacked", batching_enabled=False)

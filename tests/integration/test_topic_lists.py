@@ -104,7 +104,7 @@ def test_a_pattern_consumer_finds_topics_created_later(regions: RegionsProcess, 
         found = http("GET", stats).json["subscriptions"].get("s", {"consumers": []})
         return any(one["availablePermits"] > 0 for one in found["consumers"])
 
-    wait_until(takes_messages, "the new topic to be found")
+    wait_until(takes_messages, "the consumer to find the new topic")
     second.send(b"two")
     assert consumer.receive(PATIENCE_MS).data() == b"two"
     client.close()

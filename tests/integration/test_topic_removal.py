@@ -66,7 +66,10 @@ def test_deleting_with_clients_and_with_schemas(broker: BrokerProcess, client: p
     assert broker.http("GET", schema).status == 200
     producer.close()  # it would return, and bring its schema along
     consumer.close()
-    wait_until(lambda: broker.http("DELETE", f"{TOPICS}/byhand/t?force=true&deleteSchema=true").status == 204, "it")
+    wait_until(
+        lambda: broker.http("DELETE", f"{TOPICS}/byhand/t?force=true&deleteSchema=true").status == 204,
+        "the topic and its schema to be deleted",
+    )
     broker.http("PUT", f"{TOPICS}/byhand/t")
     assert broker.http("GET", schema).status == 404
 

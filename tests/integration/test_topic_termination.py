@@ -126,7 +126,7 @@ def test_a_client_that_does_not_know_the_end_keeps_its_connection(broker: Broker
     stats = f"{TOPICS}/ends/stats"
     wait_until(
         lambda: broker.http("GET", stats).json["subscriptions"]["s"]["msgBacklog"] == 0,
-        "the acknowledgement of the last message",
+        "the acknowledgement of the last message to be applied",
     )
     client.create_producer("beside-it").send(b"goes on")
     other.acknowledge(other.receive(PATIENCE_MS))

@@ -237,7 +237,10 @@ def synced(etcd_server: EtcdServer, tmp_path: Path) -> Iterator[dict[str, Broker
     with contextlib.ExitStack() as stack:
         brokers = started(tmp_path, {"eu": url, "us": url}, {"metadataSyncEventTopic": EVENTS}, stack)
         for one in brokers.values():
-            wait_until(lambda one=one: one.http("GET", "/meridian/v1/metadata/status").json.get("synced"), "step")
+            wait_until(
+                lambda one=one: one.http("GET", "/meridian/v1/metadata/status").json.get("synced"),
+                "the regions to be in step",
+            )
         yield brokers
 
 
@@ -291,5 +294,5 @@ def test_a_path_missing_in_a_region_is_found_and_nothing_else_while_they_write(
     assert path in page(verdict)
 
     assert synced["us"].http("POST", "/meridian/v1/metadata/restamp", {"path": path}).status == 200
-    wait_until(lambda: synced["eu"].http("GET", "/admin/v2/tenants/planted").status == 200, "the tenant in eu")
+    wait_until(lambda: synced["eu"].http("GET", "/admin/v2/tenants/planted").status == 200, "eu to have the tenant")
     assert verified(spark, synced).findings == ()

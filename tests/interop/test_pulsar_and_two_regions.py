@@ -128,14 +128,14 @@ def test_a_region_that_joins_late_has_pulsar_pass_nothing(clusters: dict[str, Cl
     before, after, own = numbered("before", 20), numbered("after", 5), numbered("own", 1)
     east.take(topic, [])
     apache.publish(topic, before)
-    wait_until(lambda: east.backlog(topic) == len(before), "east to have them", 60.0)
+    wait_until(lambda: east.backlog(topic) == len(before), "east to have the first messages", 60.0)
     wait_until(lambda: apache.backlog(topic) is not None, "Pulsar to know the subscription", 60.0)
 
     for one in (west, east, apache):
         one.put(f"namespaces/{SPACE}/replication", [APACHE, *REGIONS], verb="POST")
     wait_until(lambda: apache.stats(topic)["replication"].get(WEST, {}).get("connected"), "Pulsar to reach west", 60.0)
     apache.publish(topic, after)
-    wait_until(lambda: west.backlog(topic) == len(after), "west to have what is new", 60.0)
+    wait_until(lambda: west.backlog(topic) == len(after), "west to have the new messages", 60.0)
     west.publish(topic, own)
     west.take(topic, after + own)
 
@@ -157,15 +157,15 @@ def test_a_region_that_joins_late_has_pulsar_pass_nothing(clusters: dict[str, Cl
     east.take(topic, before)
     east.publish(topic, numbered("wake", 1))
     west.take(topic, numbered("wake", 1))
-    wait_until(lambda: (apache.backlog(topic) or 0) <= MARKERS, "Pulsar to be told", 60.0)
-    wait_until(lambda: not west.snapshots(topic)["heldBack"], "nothing to be held back", 60.0)
+    wait_until(lambda: (apache.backlog(topic) or 0) <= MARKERS, "Pulsar to hear of the acknowledgements", 60.0)
+    wait_until(lambda: not west.snapshots(topic)["heldBack"], "west to hold nothing back", 60.0)
     apache.take(topic, [])
 
 
 def told_within(seconds: float, cluster: Cluster, topic: str) -> bool:
     """Whether nothing is owed there by then."""
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: cluster.backlog(topic) == 0, "nothing to be owed", seconds)
+        wait_until(lambda: cluster.backlog(topic) == 0, f"{cluster.name} to owe nothing", seconds)
     return cluster.backlog(topic) == 0
 
 
@@ -180,7 +180,7 @@ def test_the_verifier_judges_what_pulsar_shows(clusters: dict[str, Cluster]) -> 
     here, there = numbered("east", 10), numbered("apache", 10)
     apache.publish(topic, there)
     east.publish(topic, here)
-    wait_until(lambda: east.backlog(topic) == 20, "east to have all", 60.0)
+    wait_until(lambda: east.backlog(topic) == 20, "east to have all messages", 60.0)
     east.take(topic, here + there)
 
     def verdict() -> Verdict:
@@ -194,14 +194,18 @@ def test_the_verifier_judges_what_pulsar_shows(clusters: dict[str, Cluster]) -> 
             (one.subscription, pair.source, pair.target): pair.reasons for one in found.subjects for pair in one.pairs
         }
 
-    wait_until(lambda: (apache.backlog(topic) or MARKERS) < MARKERS - 20, "Pulsar to be told", 60.0)
+    wait_until(
+        lambda: (apache.backlog(topic) or MARKERS) < MARKERS - 20, "Pulsar to hear of the acknowledgements", 60.0
+    )
     with apache.consumer(topic) as consumer:  # it passes markers, so Pulsar tells west
         while not told_within(5.0, west, topic):  # Pulsar takes the next snapshot after the next message
             apache.publish(topic, numbered(f"more{len(there)}", 1))
             message = consumer.receive(60_000)
             consumer.acknowledge(message)
             there.append(message.data())
-        wait_until(lambda: pairs()[SUBSCRIPTION, EAST, APACHE] == (), "Pulsar to owe nothing", 60.0)
+        wait_until(
+            lambda: pairs()[SUBSCRIPTION, EAST, APACHE] == (), "the verifier to find Pulsar aligned with east", 60.0
+        )
         found = pairs()
         assert found[SUBSCRIPTION, APACHE, EAST] == ()
         assert found["", EAST, APACHE] == found["", APACHE, EAST] == (Reason.NOT_COMPARABLE,), "its ids are its own"
@@ -224,7 +228,7 @@ def test_where_pulsar_stores_repeats_status_says_so(clusters: dict[str, Cluster]
 
     for space in (UNGUARDED, JUDGED):
         clusters[EAST].publish(f"persistent://{space}/warned", numbered("one", 1))
-        wait_until(lambda space=space: warning(space) is not None, "the link to be up", 60.0)
-    wait_until(lambda: warning(UNGUARDED), "the warning to be logged", 60.0)
+        wait_until(lambda space=space: warning(space) is not None, "the link to Pulsar to be up", 60.0)
+    wait_until(lambda: warning(UNGUARDED), "the link to warn about deduplication", 60.0)
     assert "set-deduplication --enable" in (warning(UNGUARDED) or "")
     assert warning(JUDGED) == ""

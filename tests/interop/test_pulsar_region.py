@@ -79,7 +79,7 @@ def test_messages_go_both_ways_while_either_side_is_killed(apache: PulsarProcess
     apache.kill()
     sent += numbered("m1", 300)
     publish(meridian, topic, numbered("m1", 300), batching_enabled=True, compression_type=CODECS[2])
-    wait_until(is_told, "the region that is down to be shown")
+    wait_until(is_told, "the link to Pulsar to be reported down")
     apache.start()
     sent += numbered("p1", 300)
     publish(apache, topic, numbered("p1", 300), batching_enabled=False)
@@ -201,7 +201,7 @@ def test_partitions_grow_on_the_other_side(apache: PulsarProcess, meridian: Brok
         assert_holds(other, topic, numbered("a", 10))
         assert side.http("POST", path, 4).status == 204
         publish(side, topic, numbered("b", 40))
-        wait_until(lambda: other.http("GET", path).json["partitions"] == 4, "four partitions")  # noqa: B023
+        wait_until(lambda: other.http("GET", path).json["partitions"] == 4, "the other region to have four partitions")  # noqa: B023
         assert_holds(other, topic, numbered("b", 40))
 
 
@@ -218,6 +218,6 @@ def test_a_namespace_that_is_missing_there_is_said_and_nothing_is_lost(
         shown = meridian.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json["replication"]["apache"]
         return str(shown["lastError"] or "") if shown["replicationBacklog"] else ""
 
-    print(wait_until(told, "the reason to be shown"))
+    print(wait_until(told, "the statistics to say why nothing is replicated"))
     assert apache.http("PUT", "/admin/v2/namespaces/shop/late", {}).status == 204
     assert_holds(apache, topic, numbered("a", 20))

@@ -44,7 +44,7 @@ def wait_until_moved(side: Side, topic: str) -> None:
         return bool(found) and bool(found["replicated"]) and int(found["msgBacklog"]) <= most
 
     try:
-        wait_until(is_there, "the subscription to move", 60.0)
+        wait_until(is_there, "the other side to apply the acknowledgements", 60.0)
     finally:
         print("backlogs", topic, [one for at, one in enumerate(seen) if at == 0 or seen[at - 1] != one])
 
@@ -56,7 +56,7 @@ def wait_until_sent(meridian: BrokerProcess, topic: str) -> None:
         shown = meridian.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json["replication"]["apache"]
         return bool(shown["connected"]) and shown["replicationBacklog"] == 0
 
-    wait_until(is_there, "the messages to be sent", 60.0)
+    wait_until(is_there, "Pulsar to have all messages", 60.0)
 
 
 @contextlib.contextmanager

@@ -49,7 +49,9 @@ def publish(client: pulsar.Client) -> None:
 def offload(broker: BrokerProcess) -> None:
     """Offload by a policy, and wait until all ledgers but the last are only in the bucket."""
     assert broker.http("PUT", f"{NAMESPACE}/offloadThreshold", 0).status == 204
-    wait_until(lambda: all(one["offloaded"] for one in ledgers(broker)[:-1]), "all to be offloaded")
+    wait_until(
+        lambda: all(one["offloaded"] for one in ledgers(broker)[:-1]), "all ledgers but the last to be offloaded"
+    )
     wait_until(lambda: not live_bytes(broker), "the ledgers to leave the volume")
 
 
@@ -131,7 +133,7 @@ def test_a_server_that_dies_stops_no_producer_and_its_readers_go_on_when_it_is_b
         server.kill()
         publish(client)
         consumer = client.subscribe("t", "s")
-        wait_until(lambda: unread(broker), "the consumer to wait")
+        wait_until(lambda: unread(broker), "the broker to report what the consumer waits for")
         assert "bucket messages" in unread(broker)[0]["reason"]
         server.start()
         assert [consumer.receive(PATIENCE_MS).data() for _ in MESSAGES * 2] == MESSAGES * 2

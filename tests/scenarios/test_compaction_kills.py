@@ -48,7 +48,7 @@ def test_what_was_trimmed_from_the_log_stays_readable_and_survives_a_restart(tmp
         compact(broker, "t")
         assert read(client, "t") == [*expected[:25], expected[-1]]
         assert broker.http("DELETE", f"{ADMIN}/t/subscription/__compaction").status == 204
-        wait_until(lambda: entries(broker, "t") <= 10, "compaction to hold nothing back any more")
+        wait_until(lambda: entries(broker, "t") <= 10, "compaction to hold no ledgers back any more")
         assert internal(broker, "t")["compactedLedger"]["ledgerId"] == -1
         assert broker.http("DELETE", f"{ADMIN}/t/subscription/__compaction").status == 404
         client.close()

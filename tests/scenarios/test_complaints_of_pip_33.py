@@ -138,7 +138,8 @@ def test_6437_22926_22572_12759_nothing_but_messages_is_stored(regions: RegionsP
         before = {region: digests_sent(regions, region) for region in REGIONS}
         for region in REGIONS:
             wait_until(
-                lambda region=region: digests_sent(regions, region) > before[region], f"a comparison in {region}"
+                lambda region=region: digests_sent(regions, region) > before[region],
+                f"{region} to compare its progress",
             )
         consumer.close()
     for region in REGIONS:
@@ -167,7 +168,7 @@ def test_6464_an_idle_topic_can_go(regions: RegionsProcess) -> None:
     wait_for_backlog(regions, CENTRAL, topic, 0)
     assert regions.http(WEST, "DELETE", topic_path(topic)).status == 204, "without force: nobody uses it"
     before = digests_sent(regions, EAST)
-    wait_until(lambda: digests_sent(regions, EAST) > before, "a comparison")
+    wait_until(lambda: digests_sent(regions, EAST) > before, "the regions to compare their progress")
     for region in REGIONS:
         assert topic not in regions.http(region, "GET", "/admin/v2/persistent/public/default").json, region
 
@@ -218,7 +219,10 @@ def test_16017_a_one_way_set_up_says_that_nothing_is_synced(regions: RegionsProc
     with client(regions, EAST) as east:  # and what is consumed here is trimmed, as no other region is waited for
         take_numbers(subscribe(east, topic), range(5))
     trim = f"{topic_path(topic)}/truncate"
-    wait_until(lambda: not regions.http(EAST, "DELETE", trim).text and entries(regions, EAST, topic) == 0, "space")
+    wait_until(
+        lambda: not regions.http(EAST, "DELETE", trim).text and entries(regions, EAST, topic) == 0,
+        "the log to be trimmed to nothing",
+    )
 
 
 def test_a_cluster_that_is_down_stops_nobody_else(regions: RegionsProcess) -> None:

@@ -78,12 +78,12 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
         set_scope(regions, EAST, topic, {"dispatchScope": "origin"})
         wait_until(
             lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS),
-            "each stream with its preferred holder",
+            "each stream to be with its preferred holder",
         )
         published = {region: range(1000 * i, 1000 * i + 300) for i, region in enumerate(REGIONS)}
         for region, numbers in published.items():
             publish(clients[region], topic, numbered(numbers))
-        wait_until(lambda: len(everything()) == 900, "all messages")
+        wait_until(lambda: len(everything()) == 900, "all messages to arrive")
         for region in REGIONS:
             wait_for_backlog(regions, region, topic, 0)
             assert listening[region].numbers == list(published[region])
@@ -92,7 +92,7 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
             one.clear()
         listening[EAST].holding = True
         publish(east, topic, numbered(range(5000, 5200)))
-        wait_until(lambda: len(listening[EAST].numbers) == 200, "all messages at the preferred holder")
+        wait_until(lambda: len(listening[EAST].numbers) == 200, "all messages to arrive at the preferred holder")
         wait_for_backlog(regions, WEST, topic, 200)
         wait_for_backlog(regions, CENTRAL, topic, 200)
         regions.kill_region(EAST)
@@ -109,11 +109,14 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
         listening[EAST].holding = False
         listening[EAST].clear()
         regions.bring_back(EAST)
-        wait_until(lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS), "the stream to be back")
+        wait_until(
+            lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS),
+            "each stream to be back with its preferred holder",
+        )
         for one in listening.values():
             one.clear()
         publish(east, topic, numbered(range(7000, 7100)))
-        wait_until(lambda: len(everything()) == 100, "the east's messages")
+        wait_until(lambda: len(everything()) == 100, "the east's messages to arrive")
         assert listening[EAST].numbers == list(range(7000, 7100))
         assert sum(everything().values()) == 100, "and no other message anywhere"
 
@@ -143,10 +146,10 @@ def test_of_two_regions_one_takes_over_by_itself_when_a_third_one_votes(regions:
 
         wait_until(lambda: is_agreed(EAST) and is_agreed(WEST), "the witness to vote")
         own = {EAST: EAST, WEST: WEST}
-        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "each stream with its preferred holder")
+        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "each stream to be with its preferred holder")
         listening[EAST].holding = True
         publish(east, topic, numbered(range(100)))
-        wait_until(lambda: len(listening[EAST].numbers) == 100, "all messages at the preferred holder")
+        wait_until(lambda: len(listening[EAST].numbers) == 100, "all messages to arrive at the preferred holder")
         wait_for_backlog(regions, WEST, topic, 100)
         regions.kill_region(CENTRAL)
         regions.bring_back(CENTRAL)
@@ -159,7 +162,7 @@ def test_of_two_regions_one_takes_over_by_itself_when_a_third_one_votes(regions:
         topics = regions.http(CENTRAL, "GET", f"/admin/v2/persistent/{namespace}").json
         assert topics == [], "the witness does not have the topic"
         regions.bring_back(EAST)
-        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "the stream to be back")
+        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "each stream to be back with its preferred holder")
 
 
 def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(regions: RegionsProcess) -> None:
@@ -169,21 +172,22 @@ def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(
         elsewhere = Listener(west, topic)
         set_scope(regions, WEST, topic, {"dispatchScope": "origin"})
         wait_until(
-            lambda: dispatchers(regions, EAST, topic).get(EAST) == EAST, "the east's stream with its preferred holder"
+            lambda: dispatchers(regions, EAST, topic).get(EAST) == EAST,
+            "the east's stream to be with its preferred holder",
         )
         publish(east, topic, numbered(range(100)))
         first = [int(held.receive(PATIENCE_MS).data()) for _ in range(5)]
         wait_for_backlog(regions, WEST, topic, 100)
         regions.pause_region(EAST)
         try:
-            wait_until(lambda: len(elsewhere.numbers) == 100, "the west to get everything")
+            wait_until(lambda: len(elsewhere.numbers) == 100, "the west to get all messages")
         finally:
             regions.resume_region(EAST)
         wait_for_backlog(regions, EAST, topic, 0)
         both = (EAST, WEST)
         wait_until(
             lambda: {dispatchers(regions, one, topic).get(EAST) for one in both} == {EAST},
-            "the east's stream to be back",
+            "the east's stream to be back with its preferred holder",
         )
         publish(east, topic, numbered([100]))
         # Only what was in flight before the pause (the queue has room for 10), and then what is new.

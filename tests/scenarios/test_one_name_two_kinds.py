@@ -91,7 +91,7 @@ def test_the_answer_comes_when_the_other_region_knows(
         assert regions.http("us", "PUT", f"{TOPICS}/{name}/partitions", PARTITIONS).status == 204
         assert regions.http("eu", "GET", f"{TOPICS}/{name}/partitions").json["partitions"] == PARTITIONS
         clients["eu"].create_producer(name).close()
-        wait_until(lambda name=name: listed(regions, "eu", name) == partitioned(name), "all partitions")
+        wait_until(lambda name=name: listed(regions, "eu", name) == partitioned(name), "eu to have all partitions")
 
 
 def test_both_at_once_come_to_one_kind_and_lose_nothing(

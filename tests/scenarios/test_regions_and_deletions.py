@@ -45,7 +45,7 @@ def test_a_region_was_away_while_topics_were_deleted(regions: RegionsProcess) ->
             publish(east, topic, numbered(range(10)))
     for topic in (plain, ahead, again, f"{parts}-partition-0", f"{parts}-partition-1"):
         wait_until(
-            lambda topic=topic: "s" in stats(regions, WEST, topic).get("subscriptions", {}), f"{topic} in the west"
+            lambda topic=topic: "s" in stats(regions, WEST, topic).get("subscriptions", {}), f"the west to have {topic}"
         )
     for topic in (plain, ahead, again):
         assert stored(regions, WEST, topic, 10) == list(range(10))

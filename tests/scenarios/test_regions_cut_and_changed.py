@@ -161,12 +161,18 @@ def test_a_region_joins_is_removed_for_good_and_comes_back(regions: LinkedRegion
     # Removed for good: the others do not wait for it, and a subscription can be deleted without it.
     regions.kill_region(WEST)
     live(regions, topic, (EAST, CENTRAL), (EAST, CENTRAL))
-    wait_until(lambda: list(stats(regions, EAST, topic)["replication"]) == [CENTRAL], "the replicator to end")
+    wait_until(
+        lambda: list(stats(regions, EAST, topic)["replication"]) == [CENTRAL],
+        "the replicator to the removed region to end",
+    )
     with client(regions, EAST) as east, client(regions, CENTRAL) as central:
         publish(east, topic, numbered(range(45, 50)))
         take_numbers(subscribe(central, topic), [*range(24, 41), *range(45, 50)])
         subscribe(east, topic, "other").close()
-    wait_until(lambda: "other" in stats(regions, CENTRAL, topic)["subscriptions"], "the other subscription")
+    wait_until(
+        lambda: "other" in stats(regions, CENTRAL, topic)["subscriptions"],
+        "the third region to have the other subscription",
+    )
     assert regions.http(EAST, "DELETE", f"{topic_path(topic)}/subscription/other").status == 204, (
         "a removed region is not asked"
     )

@@ -168,7 +168,9 @@ def test_etcd_goes_back_under_a_broker_that_runs(regions: TwoRegions, topics: di
         shutil.rmtree(regions.root / "etcd")
         shutil.copytree(regions.root / "copy-etcd", regions.root / "etcd")
         regions.etcd.start()
-        wait_until(lambda: "restarting, as after a crash" in broker.log(), "the broker to notice")
+        wait_until(
+            lambda: "restarting, as after a crash" in broker.log(), "the broker to notice that etcd was restored"
+        )
         publish(east, topic, numbered(range(40, 45)))
     for region in REGIONS:
         assert stored(regions, region, topic, 45) == list(range(45)), region

@@ -178,4 +178,6 @@ def backlog(regions: Regions, region: str, topic: str, name: str = "s") -> int |
 
 def wait_for_backlog(regions: Regions, region: str, topic: str, count: int, name: str = "s") -> None:
     """Wait until a subscription's backlog in a region is exactly ``count``."""
-    wait_until(lambda: backlog(regions, region, topic, name) == count, f"a backlog of {count} in {region}")
+    wait_until(
+        lambda: backlog(regions, region, topic, name) == count, f"{topic} to have a backlog of {count} in {region}"
+    )

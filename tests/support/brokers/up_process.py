@@ -102,7 +102,7 @@ class UpProcess(RegionsProcess):
             super().kill_region(region)
             return
         os.kill(self.pid(region), signal.SIGKILL)
-        wait_until(lambda: not is_healthy(self.admin_url(region)), f"{region} to be gone")
+        wait_until(lambda: not is_healthy(self.admin_url(region)), f"{region} to stop answering")
 
     def stop(self) -> None:
         """SIGTERM, and wait for the drain; fails if it did not exit cleanly, unless a broker was killed before."""

@@ -112,7 +112,9 @@ class RemoteTopic:
         """Receive a SEND; return why it is refused, or None."""
         stamp = send.origin
         assert send.checksum_ok and stamp.region == LOCAL
-        assert origin_fields.origin_checksum(send.body, stamp.appended_metadata_bytes) == stamp.checksum, "R7"
+        assert origin_fields.origin_checksum(send.body, stamp.appended_metadata_bytes) == stamp.checksum, (
+            "the body changed on the way (R7)"
+        )
         view = metadata.scan(send.body)
         assert view.replicated_from == LOCAL
         said = {one.key: one.value for one in metadata.parse(send.body).properties}

@@ -16,7 +16,7 @@ from meridian_broker.gateway.pulsar.flow import EARLY_BYTES, WRITE_BYTES
 from meridian_broker.ledgers.entry import HEADER
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.encode import SharedMessages
+from meridian_broker.wire.pulsar.encode import BroadcastMessages
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 from meridian_broker.wire.pulsar.metadata import build_body
 
@@ -55,7 +55,7 @@ class Consumer:
 
 
 def connected() -> tuple[Connection, Transport, Any]:
-    broker: Any = SimpleNamespace(connected=lambda _: None, turn_bytes=WRITE_BYTES, delivered=SharedMessages())
+    broker: Any = SimpleNamespace(connected=lambda _: None, turn_bytes=WRITE_BYTES, delivered=BroadcastMessages())
     connection, transport = Connection(broker, {}, {}, asyncio.get_running_loop()), Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     return connection, transport, broker

@@ -167,44 +167,44 @@ def test_flow(consumer: int, permits: int) -> None:
     st.integers(-1, 10_000),
     st.one_of(st.binary(max_size=50), st.integers(500, 530).map(bytes)),
 )
-def test_a_shared_message_equals_what_each_consumer_would_be_sent_alone(
+def test_a_broadcast_message_equals_what_each_consumer_would_be_sent_alone(
     consumer: int, other: int, ledger: int, number: int, partition: int, body: bytes
 ) -> None:
-    shared = encode.SharedMessage(b"head" + body, (ledger, number), partition, 4)
+    broadcast = encode.BroadcastMessage(b"head" + body, (ledger, number), partition, 4)
     place = encode.message_id(ledger, number, partition)
     for one in (consumer, other):
-        frame = shared.header(one) + (shared.body or b"")
+        frame = broadcast.header(one) + (broadcast.body or b"")
         assert frame == encode.message_header(one, place, len(body)) + body
 
 
 def test_entries_sent_in_turn_are_encoded_once_each() -> None:
-    shared, entries = encode.SharedMessages(), [b"head" + bytes(size) for size in range(5)]
-    assert [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)] == [None] * 5
-    first = [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)]
+    broadcast, entries = encode.BroadcastMessages(), [b"head" + bytes(size) for size in range(5)]
+    assert [broadcast.of(one, (7, number), -1, 4) for number, one in enumerate(entries)] == [None] * 5
+    first = [broadcast.of(one, (7, number), -1, 4) for number, one in enumerate(entries)]
     assert [one.entry for one in first if one is not None] == entries
     for _ in range(3):
-        assert [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)] == first
+        assert [broadcast.of(one, (7, number), -1, 4) for number, one in enumerate(entries)] == first
     other = b"head" + bytearray(3)  # of another topic with the same position, or read again
-    assert other == entries[3] and shared.of(other, (7, 3), -1, 4) is None
-    again = shared.of(other, (7, 3), -1, 4)
+    assert other == entries[3] and broadcast.of(other, (7, 3), -1, 4) is None
+    again = broadcast.of(other, (7, 3), -1, 4)
     assert again is not None and again.entry is other
-    for number in range(3 * encode.SHARED):
-        shared.of(other, (8, number), -1, 4)
-        shared.of(bytes(encode.SHARED_BYTES + 1), (9, number), -1, 4)
-    assert len(shared._known) <= encode.SHARED
-    assert not [position for position in shared._known if position[0] == 9], "large entries are not kept"
+    for number in range(3 * encode.BROADCAST_ENTRIES):
+        broadcast.of(other, (8, number), -1, 4)
+        broadcast.of(bytes(encode.BROADCAST_BYTES + 1), (9, number), -1, 4)
+    assert len(broadcast._known) <= encode.BROADCAST_ENTRIES
+    assert not [position for position in broadcast._known if position[0] == 9], "large entries are not kept"
 
 
 def test_while_no_entry_is_sent_twice_only_a_sample_is_noted() -> None:
-    shared, stored = encode.SharedMessages(), b"head"
+    broadcast, stored = encode.BroadcastMessages(), b"head"
     for number in range(encode.NOTED):
-        assert shared.of(stored, (7, number), -1, 4) is None
+        assert broadcast.of(stored, (7, number), -1, 4) is None
     unsampled, sampled = (8, 2 * encode.SAMPLED + 1), (8, 2 * encode.SAMPLED)
-    assert [shared.of(stored, unsampled, -1, 4) for _ in range(3)] == [None] * 3
-    assert shared.of(stored, sampled, -1, 4) is None
-    assert shared.of(stored, sampled, -1, 4) is not None, "a second subscription"
-    assert shared.of(stored, unsampled, -1, 4) is None
-    assert shared.of(stored, unsampled, -1, 4) is not None, "every entry is noted again"
+    assert [broadcast.of(stored, unsampled, -1, 4) for _ in range(3)] == [None] * 3
+    assert broadcast.of(stored, sampled, -1, 4) is None
+    assert broadcast.of(stored, sampled, -1, 4) is not None, "a second subscription"
+    assert broadcast.of(stored, unsampled, -1, 4) is None
+    assert broadcast.of(stored, unsampled, -1, 4) is not None, "every entry is noted again"
 
 
 @THOROUGH

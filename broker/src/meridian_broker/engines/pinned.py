@@ -100,7 +100,7 @@ class PinnedLedgers:
             try:
                 await self._store.delete(ledger_id)
             except LedgerError as error:
-                log.warning("cannot free the space of ledger %d for now: %s", ledger_id, error)
+                log.warning("the space of ledger %d cannot be freed now; trying again later: %s", ledger_id, error)
                 self._write_note()
                 break
             self._waiting.discard(ledger_id)
@@ -126,7 +126,9 @@ class PinnedLedgers:
                 self._note.unlink(missing_ok=True)
         except OSError as error:
             if not self._refused:
-                log.warning("%s cannot be written (%s): ledgers are deleted without it", self._note, error)
+                log.warning(
+                    "%s cannot be written (%s): deletions that a stop interrupts are not resumed", self._note, error
+                )
             self._refused = True
         else:
             self._refused = False

@@ -200,7 +200,7 @@ class ExchangeShell:
         self._tick_soon()
 
     def _came_back(self, peer: str, kind: int, message: Any, send: Send) -> None:
-        decoded = self._decode(kind, message)
+        decoded = self._decode(peer, kind, message)
         if decoded is not None:
             self.core.received(peer, decoded, _sender(send), self._now_ms())
             self._tick_soon()
@@ -208,7 +208,7 @@ class ExchangeShell:
     def received(self, connection: Connected, kind: int, message: Any) -> None:
         """A command on a connection that a peer opened. HELLO makes it a peer's link."""
         reply = partial(_write, connection)
-        decoded = self._decode(kind, message)
+        decoded = self._decode(connection.peer_region, kind, message)
         if isinstance(decoded, Hello) and not self._introduced(connection, decoded):
             return
         if decoded is None or not connection.peer_region:
@@ -245,16 +245,18 @@ class ExchangeShell:
 
     def gone(self, connection: Connected) -> None:
         """A peer's connection to us ended: it will open another one."""
-        log.info("%s closed its connection", connection.peer_region)
+        log.info("region %s closed its connection to this broker; it will open another one", connection.peer_region)
         self._hung_up(connection)
         if self._owners is not None:
             self._owners.discard(connection)
 
-    def _decode(self, kind: int, message: Any) -> PeerMessage | None:
+    def _decode(self, peer: str, kind: int, message: Any) -> PeerMessage | None:
         try:
             return decode(kind, message)
         except ValueError as error:
-            log.warning("cannot decode command %d from a peer: %s", kind, error)
+            log.warning(
+                "ignoring command %d from %s, because it cannot be decoded: %s", kind, peer or "a new peer", error
+            )
             return None
 
     # -- time ----------------------------------------------------------------------------------------------------

@@ -198,8 +198,8 @@ class Comparisons:
                 f"{len(differences)} values of {of} have differed from {region}'s since before synchronization: "
                 f"see `meridian metadata adopt --from {region} --dry-run`"
             )
-        elif comparison.digest.shared != self._parts.choice.scopes:
-            apart = scopes_apart(region, comparison.digest.shared, self._parts.choice.scopes)
+        elif comparison.digest.synced != self._parts.choice.scopes:
+            apart = scopes_apart(region, comparison.digest.synced, self._parts.choice.scopes)
             state.problem = (
                 f"{apart}: only scopes that both share are kept equal; set metadataSyncScopes to the same value in "
                 "both regions"
@@ -259,15 +259,15 @@ class Comparisons:
         """
         others = sorted(self._parts.synced_regions(self._topic.topic) - {self._parts.clock.region})
         peers = [await self._peer(region, replacing=True) for region in others]
-        shared: dict[str, frozenset[str]] = {}
+        synced: dict[str, frozenset[str]] = {}
         for peer in peers:
             comparison = await compared(self._known, peer, self._parts.choice.scopes)
             await self._publisher.continue_after(comparison.digest.mark)
             await take(comparison, peer, self._applier, together, comparison.digest.scopes)
-            shared[peer.region] = comparison.digest.scopes
+            synced[peer.region] = comparison.digest.scopes
         for peer in peers:
             await peer.replace()
-            await self._standing.join(peer.region, shared[peer.region])
+            await self._standing.join(peer.region, synced[peer.region])
             self._standing.name_taken(None, peer.region)
         self._standing.judge(self.peers)
         return others

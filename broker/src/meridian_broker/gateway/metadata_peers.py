@@ -67,10 +67,10 @@ class RestPeer:
             if after_ms - before_ms <= QUICK_MS:
                 self.clock_offset_ms = int(said["clockMillis"]) - (before_ms + after_ms) // 2
             about = frozenset(map(str, said["scopes"])) & paths.SCOPES.keys()
-            shared = frozenset(map(str, said.get("shares", said["scopes"])))
+            synced = frozenset(map(str, said.get("shares", said["scopes"])))
             buckets, mark = _numbers(said["buckets"], BUCKETS), _moment(said["mark"])
             heard = _moment(said.get("heard"))  # earlier versions send none
-            return Digest(about, buckets, _moment(said["horizon"]), mark, heard, str(said["identity"]), shared)
+            return Digest(about, buckets, _moment(said["horizon"]), mark, heard, str(said["identity"]), synced)
 
     async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> Mapping[int, Sequence[int]]:
         said = await self._ask("POST", "parts", {"scopes": sorted(scopes), "buckets": list(buckets)})

@@ -205,7 +205,10 @@ class Session:
             asked = clock()
             stands_in = not self.topic.is_active and not await standby.is_applied(self.topic.topic)
             if stands_in and not self.comparisons.stands_in:
-                log.info("no broker is known to apply events of %s: comparing with other regions", self.topic.topic)
+                log.info(
+                    "no broker is known to apply events of %s: this one compares with other regions instead",
+                    self.topic.topic,
+                )
             self.comparisons.stands_in = stands_in
             await asyncio.sleep(max(HOLD_SECONDS / 5, asked + HOLD_SECONDS - clock()))
 

@@ -59,5 +59,9 @@ class Standby:
         except (TimeoutError, CallFailed, TopicError, MetadataError, LedgerError) as error:
             log.debug("no broker is known to apply events of %s: %r", topic, error)
         except (ValueError, KeyError, TypeError) as error:
-            log.warning("the owner of %s sent an answer unknown to this version: %r", topic, error)
+            log.warning(
+                "the owner of %s sent an answer unknown to this version, so this broker stands in for it: %r",
+                topic,
+                error,
+            )
         return False

@@ -173,7 +173,7 @@ class AppendableLog(DurableLog):
         try:
             writer.append_many(stored, self._on_durable)
         except Exception as raised:
-            _log.exception("ledger %d: an append failed halfway", self._writing)
+            _log.exception("ledger %d: an append failed halfway, so its topic is opened again", self._writing)
             failure = LedgerError(f"entries could not be appended to ledger {self._writing}: {raised!r}")
             self._scheduler.defer(lambda: done(tokens, failure))
             self._on_durable(failure)
@@ -277,7 +277,9 @@ class AppendableLog(DurableLog):
                 else:
                     self.append_foreign(each.header, each.body, each.done, each.tokens[0])
             except Exception as raised:  # callers after it need an answer, too
-                _log.exception("ledger %d: entries waiting for it cannot be stored", self._writing)
+                _log.exception(
+                    "ledger %d: entries waiting for it cannot be stored, and their senders are told", self._writing
+                )
                 each.done(each.tokens, LedgerError(f"entries cannot be stored: {raised!r}"))
 
     def _next_span(self, ledger_id: int) -> Span:

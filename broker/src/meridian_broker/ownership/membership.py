@@ -109,7 +109,7 @@ class Membership:
                 try:
                     await self.register()
                 except MetadataError as error:
-                    log.warning("this broker cannot own topics until it gets a lease: %s", error)
+                    log.warning("this broker cannot own topics until it gets a lease; trying again: %s", error)
                     await later(self._scheduler, RETRY_SECONDS)
                 continue
             left = lease.valid_until() - self._now()

@@ -110,7 +110,10 @@ class BundleOwner:
 
     def _lease_ended(self) -> None:
         terms = self._holding.terms
-        log.error("the lease on this broker's bundles ended: dropping %d bundles", len(terms))
+        log.error(
+            "the lease on this broker's bundles ended: closing topics of %d bundles, which other brokers may own now",
+            len(terms),
+        )
         for bundle in terms:
             self._holding.ended(bundle)
         self.on_seen(None)

@@ -39,7 +39,7 @@ class BehindRecord:
         try:
             self._on_record = await self._catalog.behind.read(self._broker_id)
         except MetadataError as error:
-            log.warning("cannot read which regions were behind before this start: %s", error)
+            log.warning("cannot read which regions were behind before this start; counting from now on: %s", error)
         known = self._catalog.known_clusters()
         self._before = {region: since for region, since in self._on_record.items() if region in known}
         for region, since_ms in self._before.items():

@@ -212,11 +212,11 @@ class Care:
         except Conflict:
             return 1.0
         except KubeError as error:
-            _log.warning("%s: %s", self.of, error)
+            _log.warning("%s: trying again in %.0f s: %s", self.of, ERROR_SECONDS, error)
             return ERROR_SECONDS
         except Exception:
             # A bug that one object triggers must not end its task, let alone those of others.
-            _log.exception("%s: reconciling failed", self.of)
+            _log.exception("%s: reconciling failed, which is a bug; trying again in %.0f s", self.of, ERROR_SECONDS)
             return ERROR_SECONDS
         if answer.again_seconds < RESYNC_SECONDS:
             return answer.again_seconds

@@ -66,7 +66,7 @@ class VerdictWatch(Watch):
     def _failed(self, why: str) -> None:
         text = f"ConfigMaps in namespace {self._namespace}: {why}"
         if text != self._verdicts.problem:
-            _log.warning("cannot read verdicts: %s", text)
+            _log.warning("cannot read verdicts, will retry: %s", text)
         self._verdicts.problem = text
 
     async def _list(self) -> str:
@@ -99,7 +99,7 @@ class VerdictWatch(Watch):
                             self._verdicts.put(body)
                 await self._sleep(BETWEEN_SECONDS)
         except Exception as error:
-            _log.info("verdicts are listed again: %s", _why(error))
+            _log.info("the watch of verdicts ended, so they are listed again: %s", _why(error))
 
 
 def _why(error: Exception) -> str:

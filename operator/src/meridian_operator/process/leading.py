@@ -57,7 +57,7 @@ class Leadership:
 
     async def stand_by(self) -> None:
         """Return once this replica holds the Lease."""
-        _log.info("standing by as %s", self._candidate.me)
+        _log.info("%s stands by until it holds the Lease", self._candidate.me)
         while True:
             if await self._try():
                 break
@@ -70,7 +70,7 @@ class Leadership:
             await asyncio.sleep(RENEW_SECONDS)
             await self._try()
         if not self.released:
-            _log.error("lost the Lease: it could not be renewed in time, or another replica holds it")
+            _log.error("lost the Lease: it was not renewed in time, or another replica took it; this replica restarts")
 
     async def release(self) -> None:
         """Let another replica take over at once."""
@@ -98,7 +98,7 @@ class Leadership:
                 began = self._clock()
                 await self._store.write(wanted, version)
         except (KubeError, TimeoutError) as error:
-            _log.warning("could not read or write the Lease: %s", error or "no answer")
+            _log.warning("could not read or write the Lease, will retry: %s", error or "no answer")
             return False
         self._candidate.holds(began)
         return True

@@ -286,7 +286,7 @@ class Exports:
         try:
             data = await child.stdout.read(CHUNK)
             if not data and await child.wait() != 0:
-                log.warning("the encoder of the export of %s ended: %s", table, words := await said)
+                log.warning("the export of %s is refused, because its encoder failed: %s", table, words := await said)
                 raise ExportFailed(f"export of {table}: {words}")
             await response.prepare(request)
             while data:
@@ -296,7 +296,7 @@ class Exports:
             if await child.wait() == 0:
                 await response.write_eof()
             else:
-                log.warning("export of %s ended early: %s", table, await said)
+                log.warning("the export of %s broke off, and has to be requested again: %s", table, await said)
                 break_off(request)
         except (ConnectionError, TimeoutError):
             break_off(request)  # the client is gone

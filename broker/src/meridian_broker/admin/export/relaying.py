@@ -60,7 +60,7 @@ class Relays:
         except BrokerAway as error:
             if not response.prepared:
                 raise ExportBusy(f"broker {broker}, which has this part: {error}") from None
-            log.warning("%s ended early: broker %s: %s", request.path, broker, error)
+            log.warning("%s broke off, and has to be requested again: broker %s: %s", request.path, broker, error)
             break_off(request)
         except (ConnectionError, TimeoutError):
             break_off(request)  # the client is gone

@@ -64,7 +64,7 @@ class OpenLedgers:
             connect = self._context.bookies.connect
             return await exchange(lambda protocol: connect(protocol, address), requests, READ_SECONDS)
         except NoAnswer as error:
-            log.info("bookie %s at %s:%d: %s", bookie, *address, error)
+            log.info("going on without an answer from bookie %s at %s:%d: %s", bookie, *address, error)
             return []
 
     async def length(self, ledger: int, metadata: LedgerMetadata, entry: int) -> int:

@@ -386,11 +386,15 @@ def _surviving(ledger: int) -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.exception("answers to adds of ledger %d could not be handled", ledger)
+        log.exception("answers to adds of ledger %d could not be handled, which is a bug; other ledgers go on", ledger)
 
 
 def _answer(read: _Read, answer: Answer) -> None:
     try:
         notify_all(read.told, answer)
     except Exception:
-        log.exception("an answer about entry %d of ledger %d could not be handled", answer.entry, answer.ledger)
+        log.exception(
+            "an answer about entry %d of ledger %d could not be handled, which is a bug; other reads go on",
+            answer.entry,
+            answer.ledger,
+        )

@@ -239,7 +239,7 @@ class StoreContext:
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed", task.get_name(), exc_info=error)
+            log.error("failed to %s", task.get_name(), exc_info=error)
 
 
 def info_of(ledger: int, metadata: LedgerMetadata) -> LedgerInfo:

@@ -132,7 +132,7 @@ class LedgerTable:
                 try:
                     metadata = _decoded(ledger, kv.value)
                 except LedgerError as error:
-                    log.warning("%s", error)
+                    log.warning("leaving a ledger alone: %s", error)
                     continue
                 if metadata.fence is not None and metadata.region == self.region:
                     yield ledger, metadata

@@ -129,7 +129,10 @@ class BookKeeperLedgerStore:
                 for writing in writings:
                     await self._context.idle(writing)
         except TimeoutError:
-            log.warning("stopping with unconfirmed entries: %d ledgers were being written", len(writings))
+            log.warning(
+                "stopping while %d ledgers have unconfirmed entries; the next opening of their topics recovers them",
+                len(writings),
+            )
         await self._open.leave(writings)
         for writing in writings:
             writing.adding.fail(LedgerError(f"ledger {writing.ledger} was closed with its broker"))

@@ -233,7 +233,9 @@ class Committer:
             # Harmless: the next segment's header says how much of this one is valid. The thread must go on in any
             # case, because all appends wait for it.
             if not self._failures:
-                _log.warning("could not truncate %s after a failed write: %s", name, error)
+                _log.warning(
+                    "could not truncate %s after a failed write; the next segment says where it ends: %s", name, error
+                )
         self._file = None
 
 

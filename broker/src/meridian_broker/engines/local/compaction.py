@@ -77,7 +77,11 @@ class Compaction:
                     continue
                 except LedgerCorrupt as error:
                     # The damaged entry stays where it is, as evidence; so does its segment.
-                    _log.error("segment %d cannot be compacted: %s", segment.number, error)
+                    _log.error(
+                        "segment %d is damaged, so it is kept as it is, and no space of it is freed: %s",
+                        segment.number,
+                        error,
+                    )
                     self._given_up.add(segment.number)
                     break
                 except LedgerUnreadable as error:

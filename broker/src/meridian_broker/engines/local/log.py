@@ -252,7 +252,7 @@ class Log:
                     done(result)
                 except Exception:
                     # The remaining callbacks must still be called.
-                    _log.exception("a callback of an append raised")
+                    _log.exception("the result of an append could not be handled, which is a bug; other appends go on")
 
     def fail(self, error: LedgerError) -> None:
         """A batch in flight was not stored: everything queued fails, and the log continues in a new segment."""
@@ -276,7 +276,7 @@ class Log:
                 try:
                     done(result if isinstance(result, LedgerError) else error)
                 except Exception:
-                    _log.exception("a callback of a failed append raised")
+                    _log.exception("the failure of an append could not be handled, which is a bug; other appends go on")
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.topics.errors import NotAllowed
 from meridian_broker.topics.service.service import TopicService
-from meridian_broker.wire.pulsar.encode import SharedMessages
+from meridian_broker.wire.pulsar.encode import BroadcastMessages
 
 LONG_ANSWERS: Final = 4
 """Topic lists and schemas built at the same time; each may take megabytes."""
@@ -84,7 +84,7 @@ class Broker:
     """Lookups and partition queries under way."""
     long_answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LONG_ANSWERS))
     """Held while an answer that may be long is built."""
-    delivered: SharedMessages = field(default_factory=SharedMessages)
+    delivered: BroadcastMessages = field(default_factory=BroadcastMessages)
     """The entries that were sent last. A broadcast sends them to the next consumer, too."""
     turn_bytes: int = WRITE_BYTES
     """Limit on what each connection may write in a turn of the loop."""

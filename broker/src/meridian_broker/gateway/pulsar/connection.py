@@ -209,7 +209,7 @@ class Connection(Outgoing):
                 else:
                     log.info("%s: ignoring unknown command %d", self, kind)
         except Exception:
-            log.exception("%s: command %d failed, the connection is closed", self, kind)
+            log.exception("%s: command %d failed unexpectedly, so the connection is closed", self, kind)
             self.end("internal error")
 
     def end(self, reason: str) -> None:
@@ -298,7 +298,7 @@ class Connection(Outgoing):
             if not self._tasks:
                 self._tasks = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s: a request failed, the connection is closed", self, exc_info=error)
+            log.error("%s: a request failed unexpectedly, so the connection is closed", self, exc_info=error)
             self.end("internal error")
 
     # -- publishing (ProducerPort) -------------------------------------------------------------------------------

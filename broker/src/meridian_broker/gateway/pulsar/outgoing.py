@@ -17,7 +17,7 @@ from meridian_broker.topics.directory.watching import Watcher
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from meridian_broker.wire.pulsar.encode import SharedMessage
+from meridian_broker.wire.pulsar.encode import BroadcastMessage
 
 CLOSE_AT_REACHED_END: Final = ("Pulsar-CPP", "Pulsar Go")
 """Clients that do not know REACHED_END_OF_TOPIC: they close the connection, and with it everything else on it. The
@@ -116,16 +116,16 @@ class Outgoing(FlowControl):
     def deliver(
         self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
     ) -> None:
-        shared: SharedMessage | None = None
+        broadcast: BroadcastMessage | None = None
         if remaining is None and not redeliveries and not consumer.consumer_epoch:
             delivered = self.broker.delivered
-            shared = delivered.last
-            if shared.entry is not entry or shared.position != position:
+            broadcast = delivered.last
+            if broadcast.entry is not entry or broadcast.position != position:
                 partition = consumer.subscription.topic.partition
-                shared = delivered.of(entry, position, partition, entry[2] << 8 | entry[3])
+                broadcast = delivered.of(entry, position, partition, entry[2] << 8 | entry[3])
         body: memoryview | None
-        if shared is not None:
-            header, body = shared.header(consumer.consumer_id), shared.body
+        if broadcast is not None:
+            header, body = broadcast.header(consumer.consumer_id), broadcast.body
         else:
             words: list[int] = []
             while remaining:

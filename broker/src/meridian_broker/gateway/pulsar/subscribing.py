@@ -140,13 +140,13 @@ def _enter(
     who = (connection, asked.consumer_id, asked.consumer_name or f"{asked.subscription}-{asked.consumer_id}")
     kind = TYPES[asked.subType]
     metadata = {pair.key: pair.value for pair in asked.metadata} or None
-    shared = _key_shared(asked)
+    key_shared = _key_shared(asked)
     if isinstance(topic, Topic):
         assert subscription is not None
         return topic.subscribing.add_consumer(
-            subscription, *who, kind, asked.priority_level, metadata, shared, read_compacted=asked.read_compacted
+            subscription, *who, kind, asked.priority_level, metadata, key_shared, read_compacted=asked.read_compacted
         )
-    return topic.subscribe(asked.subscription, *who, kind, asked.priority_level, metadata, shared)
+    return topic.subscribe(asked.subscription, *who, kind, asked.priority_level, metadata, key_shared)
 
 
 def _key_shared(asked: pb.CommandSubscribe) -> KeySharedPolicy | None:

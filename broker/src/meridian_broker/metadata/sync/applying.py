@@ -181,10 +181,10 @@ class Applier:
         if isinstance(message, Mark):
             await self._hear(message)
             return
-        shared = [event for event in message.events if self._is_wanted(event)]
-        refused = {event.path: why for event in shared if (why := refusal_of(event)) is not None}
+        events = [event for event in message.events if self._is_wanted(event)]
+        refused = {event.path: why for event in events if (why := refusal_of(event)) is not None}
         try:
-            for some in in_transactions([event for event in shared if event.path not in refused]):
+            for some in in_transactions([event for event in events if event.path not in refused]):
                 await self.take(some)
         except BadRequest as error:
             raise Poison(f"events of {message.region} do not fit into a metadata store: {error}") from error

@@ -57,8 +57,8 @@ class Digest:
     """Up to where it has heard every region: what it still has was not deleted up to there."""
     identity: str = ""
     """Of the peer's store."""
-    shared: frozenset[str] = frozenset()
-    """All scopes that the peer shares."""
+    synced: frozenset[str] = frozenset()
+    """All scopes that the peer keeps equal with others."""
 
 
 Together = Callable[[Iterable[Awaitable[None]]], Awaitable[None]]

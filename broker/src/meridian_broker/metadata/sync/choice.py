@@ -29,7 +29,7 @@ class SyncChoice:
     values: Mapping[str, str]
     """The settings above that are in force, set by ``follow``."""
     refusal: str | None = None
-    """Why this region must not write shared metadata now; None: it may."""
+    """Why this region must not write synced metadata now; None: it may."""
     topic: str = ""
     """Empty: metadata is not synchronized."""
     scopes: frozenset[str] = frozenset()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests over what a region's store holds of shared paths, kept current by watches.
+"""Digests over what a region's store holds of synced paths, kept current by watches.
 
 Values and deletions have trees of their own, because a write changes them at two paths of the store, which two watches
 follow. For a moment a path may be in both trees or in neither: then a comparison asks for one path too many, and

@@ -60,7 +60,7 @@ WARY: Final = 2
 
 
 class WritesRefused(MetadataUnavailable):
-    """For now, this region must not change shared values. The message says why, and what to do."""
+    """For now, this region must not change synced values. The message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class RecordingStore(ForwardingStore):
         self._refusal = refusal
         self._caller = caller
         self._lately: dict[str, Record] = {}
-        """Records seen lately at shared paths; the oldest first."""
+        """Records seen lately at synced paths; the oldest first."""
         self._mark: tuple[Record | None] | None = None
         """The region's mark, as it was last read; None: it never was."""
         self._last_seen: Callable[[str], tuple[Record | None] | None] = _nothing
@@ -105,24 +105,24 @@ class RecordingStore(ForwardingStore):
 
     async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         """:raises BadRequest: with what has to be noted, the transaction is too large for a store.
-        :raises WritesRefused: shared paths must not be written now.
+        :raises WritesRefused: synced paths must not be written now.
         """
-        shared = sorted(operation.path for operation in operations if self._is_synced(operation.path))
-        if not shared:
+        synced = sorted(operation.path for operation in operations if self._is_synced(operation.path))
+        if not synced:
             return await self._store.transact(checks, [self._named(operation) for operation in operations])
         if (refusal := self._refusal()) is not None:
             raise WritesRefused(refusal)
-        if (done := await self._transact_unread(checks, operations, shared)) is not None:
+        if (done := await self._transact_unread(checks, operations, synced)) is not None:
             return done
         before: Seen | None = None
         for _ in range(ATTEMPTS):
-            seen = await read(self._store, [*with_tombstones(shared), paths.outbox(shared[0]), paths.MARK])
+            seen = await read(self._store, [*with_tombstones(synced), paths.outbox(synced[0]), paths.MARK])
             if self._mark != (mark := (seen.records[paths.MARK],)):
                 self._wary = 0  # only the mark was guessed wrong, and that is known now
             self._mark = mark
             if before is not None and seen.versions() == before.versions():
                 return None  # a check of the caller failed
-            recorded = self._record(checks, operations, shared, seen)
+            recorded = self._record(checks, operations, synced, seen)
             if recorded is None:
                 return None
             if not recorded.operations:
@@ -141,7 +141,7 @@ class RecordingStore(ForwardingStore):
         self._last_seen = last_seen
 
     def recent(self, path: str) -> Record | None:
-        """What was read or written lately at a shared path through this store; None: not remembered."""
+        """What was read or written lately at a synced path through this store; None: not remembered."""
         return self._lately.get(path)
 
     def _named(self, operation: Put | Delete) -> Put | Delete:
@@ -153,14 +153,14 @@ class RecordingStore(ForwardingStore):
         return operation if state.stamp == ZERO else replace(operation, value=to_store(state, caller))
 
     async def _transact_unread(
-        self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str]
+        self, checks: Sequence[Check], operations: Sequence[Put | Delete], synced: list[str]
     ) -> Committed | None:
         """Write without reading anything first; None: that failed."""
         if self._wary:
             self._wary -= 1
             return None
-        seen = self._guess(checks, shared)
-        recorded = None if seen is None else self._record(checks, operations, shared, seen)
+        seen = self._guess(checks, synced)
+        recorded = None if seen is None else self._record(checks, operations, synced, seen)
         if recorded is None:
             return None
         if (done := await self._store.transact(recorded.checks, recorded.operations)) is not None:
@@ -168,14 +168,14 @@ class RecordingStore(ForwardingStore):
         self._wary = WARY
         return None
 
-    def _guess(self, checks: Sequence[Check], shared: list[str]) -> Seen | None:
+    def _guess(self, checks: Sequence[Check], synced: list[str]) -> Seen | None:
         """What is probably noted about these paths; None: too little is known."""
         if self._mark is None:
             return None
         versions = {check.path: check.version for check in checks}
-        entry = paths.outbox(shared[0])
+        entry = paths.outbox(synced[0])
         records: dict[str, Record | None] = {paths.MARK: self._mark[0], entry: self._entry(entry)}
-        for path in shared:
+        for path in synced:
             record = self._probably(path, versions.get(path, ABSENT))
             if path not in versions or (record.version if record else ABSENT) != versions[path]:
                 return None
@@ -276,7 +276,7 @@ class RecordingStore(ForwardingStore):
         return found
 
     def _record(
-        self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str], seen: Seen
+        self, checks: Sequence[Check], operations: Sequence[Put | Delete], synced: list[str], seen: Seen
     ) -> Recorded | None:
         """None: a check of the caller's has failed already."""
         added = seen.checks()
@@ -288,7 +288,7 @@ class RecordingStore(ForwardingStore):
         replaced: dict[str, Written | None] = {}
         first: Stamp | None = None
         for operation in operations:
-            if operation.path not in shared:
+            if operation.path not in synced:
                 complete.append(operation)
                 continue
             present = seen.state(operation.path)
@@ -301,11 +301,11 @@ class RecordingStore(ForwardingStore):
             replaced[operation.path] = written(present)
             complete += seen.storing(operation.path, state.following(present), self._caller())
         if first is not None:
-            complete.append(owing(shared[0], seen, replaced, first))
+            complete.append(owing(synced[0], seen, replaced, first))
         all_checks = [*checks, *added.values()]
         if max(len(all_checks), len(complete)) > MAX_OPERATIONS:
             raise BadRequest(
-                f"{len(shared)} values that other regions share change at once, {shared[0][:80]} among them; with "
+                f"{len(synced)} values that other regions share change at once, {synced[0][:80]} among them; with "
                 f"bookkeeping for each, that exceeds the {MAX_OPERATIONS} operations of a transaction: change fewer "
                 "at a time"
             )

@@ -260,7 +260,7 @@ class Backfill:
             await self.joining.look()
         except (LedgerError, TopicError, MetadataError) as error:
             self._fetching.problem = str(error)
-            log.warning("%s: entries of other regions cannot be stored: %s", self._topic.name, error)
+            log.warning("%s: fetching entries from other regions failed, will retry: %s", self._topic.name, error)
         finally:
             self._is_running = False
             self._told_ready()

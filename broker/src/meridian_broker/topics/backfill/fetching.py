@@ -146,7 +146,7 @@ class Fetching:
         first = min(having, key=lambda region: _first(having[region]))
         if not joins:
             log.warning(
-                "%s: entries of %s between %s and %s no longer exist in any region",
+                "%s: entries of %s between %s and %s no longer exist in any region, so they are skipped",
                 *(topic.name, origin, want.after, _first(having[first])),
             )
         elif answers.away or (origin not in answers.found and origin in self._others()):

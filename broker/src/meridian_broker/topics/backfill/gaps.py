@@ -157,7 +157,13 @@ class Gaps:
             return
         known = self._open.get(origin)
         if known is None:
-            log.warning("%s: %s no longer has its entries after %s up to %s", self._topic.name, origin, after, upto)
+            log.warning(
+                "%s: %s no longer has its entries after %s up to %s; asking other regions for them",
+                self._topic.name,
+                origin,
+                after,
+                upto,
+            )
         if known is None or (known.after, known.upto) != (after, upto):
             since_ms = self._topic.scheduler.now_ms() if known is None else known.since_ms
             self._open[origin] = Gap(origin, after, upto, since_ms)

@@ -61,7 +61,12 @@ class RetentionHolds:
             age_ms = topic.scheduler.now_ms() - chapter.sealed_ms
             if age_ms > topic.limits.entries_held_minutes * 60_000:
                 self.entries_let_go += chapter.entries
-                log.warning("%s: ledger %d is deleted, its hold has expired: %s", topic.name, chapter.ledger_id, reason)
+                log.warning(
+                    "%s: deleting ledger %d, because entriesHeldForRegionsMinutes is over: %s",
+                    topic.name,
+                    chapter.ledger_id,
+                    reason,
+                )
                 continue
             if not self.reason:
                 upto = min(below, topic.log.before(Position(chapter.ledger_id, 0)))

@@ -168,7 +168,7 @@ class Repair:
             try:
                 await self._repair()
             except (LedgerError, TopicError, MetadataError) as error:
-                log.warning("%s: damaged entries cannot be replaced now: %s", topic.name, error)
+                log.warning("%s: damaged entries cannot be replaced now, will retry: %s", topic.name, error)
             await self._forget_whole()
         finally:
             self._is_running = False
@@ -235,7 +235,12 @@ class Repair:
                 try:
                     header, body = checked(entry, want, after)
                 except TopicError as error:
-                    log.warning("%s: %s returned entries other than the damaged ones: %s", topic.name, region, error)
+                    log.warning(
+                        "%s: ignoring what %s returned, because these are not the damaged entries: %s",
+                        topic.name,
+                        region,
+                        error,
+                    )
                     break
                 assert header.origin is not None
                 after = header.origin

@@ -41,7 +41,12 @@ async def _go_on(cursor: Cursor, number: int, rest: Rest, confirmed: Done | None
         await rest()
     except Exception as error:
         failure = error if isinstance(error, LedgerError) else LedgerError(f"cannot look up the entry: {error}")
-        log.warning("%s, %s: lost an acknowledgement: %s", cursor.context.name, cursor.name, failure)
+        log.warning(
+            "%s: an acknowledgement for subscription %s was not recorded, so its messages may be delivered again: %s",
+            cursor.context.name,
+            cursor.name,
+            failure,
+        )
         if confirmed is not None:
             confirmed(failure)
         if confirmed is None or not isinstance(error, LedgerError):

@@ -247,7 +247,9 @@ class Cursor(AckBuffer):
             if self.times is not None:
                 await self.times.load(position)
         except LedgerError as error:
-            log.warning("the cursor of %s of %s cannot advance for now: %s", self.name, context.name, error)
+            log.warning(
+                "%s: the cursor of subscription %s cannot advance now, will retry: %s", context.name, self.name, error
+            )
             context.scheduler.later(READ_AGAIN_SECONDS, self._loaded)
         else:
             self._loaded()

@@ -97,6 +97,8 @@ async def acquired(
     log.info("topic %s: completed a deletion that was begun earlier", name)
     metadata = TopicMetadata(parts.catalog, name, parts.new_lock(), parts.scheduler)
     if is_made_again:
-        log.warning("%s was created again on the volume, but the metadata is an older copy that lacks it", name)
+        log.warning(
+            "%s was created again on the volume, but not in the metadata, an older copy: recording it again", name
+        )
         await metadata.create(fence, joining=parts.is_multi_region(name), is_found=True)
     return metadata, is_made_again

@@ -58,7 +58,9 @@ async def collect(topics: Topics, store: LedgerStore, old: Iterable[OldLedger], 
         try:
             belonging = Label.decode(ledger.label).belonging
         except ValueError as error:
-            log.warning("cannot tell which topic ledger %d belongs to: %s", ledger.ledger_id, error)
+            log.warning(
+                "cannot tell which topic ledger %d belongs to, so it is left alone: %s", ledger.ledger_id, error
+            )
         else:
             by_topic[belonging.topic].append(Candidate(ledger.ledger_id, ledger.fence, belonging.incarnation))
 
@@ -77,7 +79,11 @@ async def _delete_unnamed(topics: Topics, store: LedgerStore, name: TopicName, c
         await store.delete(one.ledger_id)
         log.info("deleted ledger %d: %s does not name it", one.ledger_id, name)
     for one in set(fenced) - set(gone):
-        log.warning("%s recorded ledger %d long after its creation; it continues in another one", name, one.ledger_id)
+        log.warning(
+            "%s recorded ledger %d only after it had been closed as unused; it continues in another one",
+            name,
+            one.ledger_id,
+        )
 
 
 async def _fence(store: LedgerStore, one: Candidate) -> bool:

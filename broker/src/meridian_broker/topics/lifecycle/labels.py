@@ -89,7 +89,9 @@ def _by_topic(ledgers: Iterable[LedgerInfo]) -> dict[str, list[Labelled]]:
             try:
                 label = Label.decode(info.label)
             except ValueError as error:
-                log.warning("cannot tell which topic ledger %d belongs to: %s", info.ledger_id, error)
+                log.warning(
+                    "cannot tell which topic ledger %d belongs to, so it is left alone: %s", info.ledger_id, error
+                )
                 continue
             found.setdefault(label.belonging.topic, []).append(Labelled(info.ledger_id, label, info.entries))
     return found

@@ -93,7 +93,11 @@ async def make_topics(parts: BrokerParts) -> None:
             record = TopicRecord(joining=parts.is_multi_region(name))
             await parts.catalog.topics.create(name, record, is_found=True)
         except (AlreadyExists, NotFound) as error:
-            log.warning("ledgers of %s are on the volume, but the topic cannot be recorded: %s", topic, error)
+            log.warning(
+                "ledgers of %s are on the volume, but the topic cannot be recorded, so they are left there: %s",
+                topic,
+                error,
+            )
             continue
         log.warning("%s is on the volume but not in the metadata, an older copy: recorded it again", topic)
         if name.partition >= 0:
@@ -121,7 +125,11 @@ async def make_partitioned(parts: BrokerParts, base: TopicName, count: int) -> N
         elif record.partitions < count:
             await parts.catalog.partitioned.grow(base, count)
     except AlreadyExists as error:
-        log.warning("partitions of %s are on the volume, but the topic cannot be recorded: %s", base, error)
+        log.warning(
+            "partitions of %s are on the volume, but the topic cannot be recorded, so they are left there: %s",
+            base,
+            error,
+        )
 
 
 async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) -> Adopted:
@@ -145,9 +153,15 @@ async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) ->
         left = [one for one in await parts.labels.left(str(name), recorded_upto) if _is_of(one, metadata)]
         messages = sorted([*messages, *_messages(left, metadata)], key=lambda span: span.ledger_id)
         if left:
-            log.warning("%s: %d offloaded ledgers are missing in the metadata, an older copy", name, len(left))
+            log.warning(
+                "%s: %d offloaded ledgers are missing in the metadata, an older copy: adding them again",
+                name,
+                len(left),
+            )
     if entries := sum(one.entries for one in unnamed if one.ledger_id > metadata.newest_ledger):
-        log.warning("%s: %d entries are in ledgers missing in the metadata, an older copy", name, entries)
+        log.warning(
+            "%s: %d entries are in ledgers missing in the metadata, an older copy: adding them again", name, entries
+        )
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
     views = [(one.ledger_id, one.label.horizon) for one in unnamed if one.label.kind is Kind.COMPACTED]
     trimmed = [

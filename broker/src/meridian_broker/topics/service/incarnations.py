@@ -96,7 +96,11 @@ async def follow(opener: TopicOpener, topic: Topic, told: DeletionNotice) -> Non
         try:
             await removal.forget_partitioned(opener, name.base, stamp)
         except MetadataError as error:
-            log.warning("%s was deleted in another region, which will report it again: %s", name.base, error)
+            log.warning(
+                "%s was deleted in another region but not yet here; that region will report it again: %s",
+                name.base,
+                error,
+            )
             return
     async with opener.registry.lock(topic.name):
         if opener.registry.topics.get(topic.name) is not topic or topic.failure is not None:

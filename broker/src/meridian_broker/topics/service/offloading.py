@@ -190,7 +190,7 @@ class OffloadRounds:
             error = ""
         except (LedgerError, MetadataError, ObjectStoreError, TopicError) as refused:
             error = str(refused)
-            log.warning("%s was not offloaded: %s", topic.name, refused)
+            log.warning("%s was not offloaded, and has to be requested again: %s", topic.name, refused)
         finally:
             status.status = Status.ERROR if error else Status.SUCCESS
             status.last_error = error

@@ -244,7 +244,8 @@ class TopicOpener:
     def _fenced(self, topic: Topic) -> None:
         """The topic was fenced: reopen it from its durable state, unless it is being closed."""
         level = logging.DEBUG if topic.winding_down is WindingDown.IGNORES_MESSAGES else logging.WARNING
-        log.log(level, "topic %s is fenced: %s", topic.name, topic.failure)
+        then = "; opening it again" if topic.reopens else ""
+        log.log(level, "topic %s is fenced: %s%s", topic.name, topic.failure, then)
         self.regions.replication.stop(topic.name)
         self._open_again_later(topic)
 

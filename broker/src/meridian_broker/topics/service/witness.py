@@ -200,7 +200,7 @@ class WitnessStore:
                     if change.subscription:
                         _replay(records, change.subscription, change.payload)
         except (LedgerError, MetadataError, TopicError, ProgressLogError) as error:
-            log.warning("this region cannot be a witness now: %s", error)
+            log.warning("this region cannot be a witness now, will retry: %s", error)
             parts.scheduler.later(RETRY_SECONDS, self._retry_opening)
             return
         if lost:

@@ -59,6 +59,6 @@ def _snapshot(stored: bytes) -> Snapshot | None:
     try:
         marker = markers.read(body, metadata.scan(body))
     except metadata.BodyError as error:
-        log.warning("cannot read a snapshot marker: %s", error)
+        log.warning("ignoring a snapshot marker that cannot be read: %s", error)
         return None
     return marker if isinstance(marker, Snapshot) else None

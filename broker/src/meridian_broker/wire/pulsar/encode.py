@@ -27,9 +27,9 @@ _U64: Final = (1 << 64) - 1
 _HEAD: Final = struct.Struct(">II")
 COPIED_BYTES: Final = 512
 """Up to this size, copying a body behind each header costs less than another buffer to write."""
-SHARED: Final = 64
-"""Messages that are remembered, and ..."""
-SHARED_BYTES: Final = 16 << 10
+BROADCAST_ENTRIES: Final = 64
+"""Messages of a broadcast that are remembered, and ..."""
+BROADCAST_BYTES: Final = 16 << 10
 """... their size; of larger ones, only the last."""
 NOTED: Final = 4096
 """After this many entries in a row sent only once, topics have one subscription each, and noting saves nothing."""
@@ -147,7 +147,7 @@ def _heads(kind: int) -> list[bytes]:
 _RECEIPT_HEADS: Final = _heads(7)
 
 
-class SharedMessage:
+class BroadcastMessage:
     """The part of a MESSAGE that is the same for every consumer: its place and its body. Made once per entry, when
     thousands of subscriptions are sent it one after the other.
     """
@@ -182,7 +182,7 @@ class SharedMessage:
         return before + number + self._after
 
 
-class SharedMessages:
+class BroadcastMessages:
     """Those that were sent last: a consumer that is sent several entries at once is followed by others that are sent
     the same. The first time an entry is only noted: to most, there is one subscription. While no entry is sent twice,
     only a sample of them is noted."""
@@ -190,29 +190,29 @@ class SharedMessages:
     __slots__ = ("_known", "_noted", "last")
 
     def __init__(self) -> None:
-        self.last = SharedMessage(b"", (-1, -1), -1, 0)
+        self.last = BroadcastMessage(b"", (-1, -1), -1, 0)
         """To be looked at before ``of``: it is nearly always the one, and a look costs less than a call."""
-        self._known: dict[tuple[int, int], SharedMessage | bytes] = {}
+        self._known: dict[tuple[int, int], BroadcastMessage | bytes] = {}
         """Entries sent once so far are stored as they are."""
         self._noted = 0
         """Entries noted since the last one that was sent twice."""
 
-    def of(self, entry: bytes, position: tuple[int, int], partition: int, offset: int) -> SharedMessage | None:
-        """Parameters as of ``SharedMessage``. None: the entry was not sent lately, and this consumer may be the only
+    def of(self, entry: bytes, position: tuple[int, int], partition: int, offset: int) -> BroadcastMessage | None:
+        """Parameters as of ``BroadcastMessage``. None: the entry was not sent lately, and this consumer may be the only
         one, for which ``message_header`` costs half as much."""
         if self._noted >= NOTED and position[1] % SAMPLED:
             return None
         known = self._known
         found = known.get(position)
         if found is entry:
-            found = known[position] = SharedMessage(entry, position, partition, offset)
-        if isinstance(found, SharedMessage) and found.entry is entry:
+            found = known[position] = BroadcastMessage(entry, position, partition, offset)
+        if isinstance(found, BroadcastMessage) and found.entry is entry:
             self.last = found
             self._noted = 0
             return found
         self._noted += 1
-        if len(entry) <= SHARED_BYTES:
-            if len(known) >= SHARED:
+        if len(entry) <= BROADCAST_BYTES:
+            if len(known) >= BROADCAST_ENTRIES:
                 known.clear()
             known[position] = entry
         return None
