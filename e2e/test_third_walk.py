@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pulsar
 import pytest
@@ -21,6 +22,7 @@ from traffic import Traffic, auditing, drain, working
 
 REGION = "us-east"
 TOPIC = "persistent://public/default/shared"
+SHADOW = f"{TOPIC}-view"
 PORT = 30650
 PARTITIONS = 4
 IMAGES = ("broker", "etcd", "bookkeeper")
@@ -143,6 +145,13 @@ class Region:
         self.cluster.run(f"kubectl -n {REGION} wait --for=condition=Ready --timeout=240s pod/{pod}")
 
 
+def meridian(cluster: Cluster, command: str) -> str:
+    """The output of a ``meridian`` command in a broker's container."""
+    command = f"cat >/tmp/jwt && meridian {command} --url http://127.0.0.1:8080 --token-file /tmp/jwt"
+    inside = f"kubectl -n {REGION} exec -i meridian-broker-0 -c broker -- sh -c '{command}'"
+    return cluster.run(f"{inside} <shared-tokens/admin.jwt")
+
+
 @pytest.fixture(scope="module")
 def region(cluster: Cluster, images: Images) -> Iterator[Region]:
     images.build(cluster, IMAGES)
@@ -165,12 +174,7 @@ def region(cluster: Cluster, images: Images) -> Iterator[Region]:
         operation_timeout_seconds=60,
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
     )
-    command = f"meridian topics create {TOPIC} --partitions {PARTITIONS}"
-    inside = f"kubectl -n {REGION} exec -i meridian-broker-0 -c broker -- sh -c"
-    cluster.run(
-        f"{inside} 'cat >/tmp/jwt && {command} --url http://127.0.0.1:8080 --token-file /tmp/jwt' "
-        "<shared-tokens/admin.jwt"
-    )
+    meridian(cluster, f"topics create {TOPIC} --partitions {PARTITIONS}")
     traffic = Traffic({REGION: client}, TOPIC, (REGION,), consumer=REGION)
     try:
         cluster.wait(lambda: len(traffic.acked) > 50, "messages to flow")
@@ -202,6 +206,19 @@ def test_brokers_are_added_under_traffic(region: Region) -> None:
     region.disturb("1 broker, then 3", lambda: region.scale(3))
     for number in (1, 2):
         region.cluster.wait(partial(serves, region, number), f"broker {number} to serve topics")
+
+
+def test_shadows_are_told_by_whichever_brokers_serve_their_source(region: Region) -> None:
+    """Whatever the three brokers own, one of the shadow's partitions is at another broker than its source's."""
+    meridian(region.cluster, f"topics shadow create {TOPIC} {SHADOW}")
+
+    def replicators() -> list[dict[str, Any]]:
+        shown = json.loads(meridian(region.cluster, f"topics stats {TOPIC} --json"))["shadowReplication"]
+        assert len(shown) == PARTITIONS
+        return list(shown.values())
+
+    region.cluster.wait(lambda: all(one["connected"] for one in replicators()), "all partitions to be told")
+    assert any("broker" in one.get("meridian", {}) for one in replicators()), "some by another broker"
 
 
 def test_a_client_inside_the_cluster_is_sent_from_the_service_to_the_pod(region: Region) -> None:
@@ -244,6 +261,9 @@ def test_nothing_is_lost_and_nothing_acknowledged_comes_again(region: Region, me
         assert not again, f"{what}: acknowledged before, and delivered again: {again}"
     consumer = auditing(region.client, TOPIC)
     assert sorted(drain(consumer, stored)) == sorted(stored), "each message is stored once"
+    consumer.close()
+    consumer = auditing(region.client, SHADOW)
+    assert sorted(drain(consumer, stored)) == sorted(stored), "and is in the shadow once"
     consumer.close()
     consumer = working(region.client, TOPIC)
     owed = stored - traffic.acked
