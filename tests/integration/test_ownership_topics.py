@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from meridian_broker.ledgers.scheduling import next_turn
@@ -18,6 +19,8 @@ from meridian_broker.topics.directory import following
 from meridian_broker.topics.directory.patterns import TopicPattern
 from meridian_broker.topics.directory.watching import Watcher
 from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
+from meridian_broker.topics.lifecycle import opening
+from meridian_broker.topics.lifecycle.parts import BrokerParts
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
 from meridian_broker.topics.service import owned_topics, removal
 from meridian_broker.topics.topic import Topic
@@ -248,6 +251,32 @@ async def test_a_topic_whose_bundle_is_lost_while_it_is_opened_is_not_served(
     assert two.a.service.topics == {}
     topic = await two.b.open(NAME)
     await stored(topic, b"1")
+
+
+async def test_a_topic_that_was_opened_in_an_earlier_term_is_not_served_in_a_later_one(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read then may be out of date: what is acknowledged, and what the region has promised (R26)."""
+    open_topic, is_opened, may_go_on = opening.open_topic, asyncio.Event(), asyncio.Event()
+
+    async def opened_late(parts: BrokerParts, *rest: Any) -> Topic:
+        topic = await open_topic(parts, *rest)
+        if parts is two.a.service.opener.parts and not is_opened.is_set():
+            is_opened.set()
+            await may_go_on.wait()
+        return topic
+
+    monkeypatch.setattr(opening, "open_topic", opened_late)
+    first = asyncio.create_task(two.a.open(NAME))
+    await is_opened.wait()
+    await two.a.give_up(NAME, two.b)
+    places = await stored(await two.b.open(NAME), b"1")
+    await two.b.give_up(NAME, two.a)
+    may_go_on.set()
+    with pytest.raises(TopicFenced, match="another broker"):
+        await first
+    topic = await two.a.open(NAME)
+    assert topic.log.holds(places[0])
 
 
 async def test_a_replaced_owner_cannot_put_a_topic_to_rest(two: Two) -> None:

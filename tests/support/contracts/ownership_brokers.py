@@ -25,7 +25,8 @@ def topics(count: int, namespace: str = "public/default") -> list[TopicName]:
 
 
 class CountedTopics:
-    """Records what happens to the topics of bundles. Opening waits for ``may_open``, closing for ``may_close``."""
+    """Records what happens to the topics of bundles. Each step waits for its event: ``may_open``, ``may_close``,
+    ``may_drop``."""
 
     def __init__(self) -> None:
         self.gains: list[Bundle] = []
@@ -36,6 +37,8 @@ class CountedTopics:
         self.may_open.set()
         self.may_close = asyncio.Event()
         self.may_close.set()
+        self.may_drop = asyncio.Event()
+        self.may_drop.set()
 
     def gained(self, bundle: Bundle) -> None:
         self.gains.append(bundle)
@@ -50,6 +53,7 @@ class CountedTopics:
 
     async def drop(self, bundle: Bundle) -> None:
         self.dropped.append(bundle)
+        await self.may_drop.wait()
 
 
 async def _floor() -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from meridian_broker.metadata.store import Check, Committed, Delete, MetadataStore, MetadataUnavailable, Put, Record
 from meridian_broker.ownership import handing_over, paths
-from meridian_broker.ownership.bundles import Bundles, NotDivisible, place_of
+from meridian_broker.ownership.bundles import Bundle, Bundles, NotDivisible, place_of
 from meridian_broker.ownership.handing_over import MOVES
 from meridian_broker.ownership.owner import NotServing
 from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
@@ -36,6 +36,12 @@ async def three(stack: AsyncExitStack, connect: Connect) -> list[OwningBroker]:
 
 def _name(broker: BrokerRecord | None) -> str:
     return "" if broker is None else broker.broker
+
+
+def _owner(broker: OwningBroker, bundle: Bundle) -> str:
+    """The owner on record, as far as the broker has seen."""
+    record = broker.owner.view.owners.get(bundle)
+    return "" if record is None else record.broker
 
 
 class LosesAnswers:
@@ -322,26 +328,75 @@ class OwningContract:
             await wait_until(lambda: a.topics.dropped == [FIRST] and not a.owner.owned())
             assert a.topics.closed == []
 
-    async def test_what_an_earlier_term_was_still_closing_ends_no_later_one(self, connect: Connect) -> None:
-        async with owning("a", await connect()) as a:
-            earlier, later = asyncio.Event(), asyncio.Event()
-            await a.owner.acquire(FIRST)
-            a.topics.may_close = earlier
+    async def test_a_later_term_waits_until_an_earlier_one_has_closed_its_topics(self, connect: Connect) -> None:
+        """What is still being closed when the lease ends would close the later term's topics, and forget its votes."""
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            await wait_until(lambda: len(b.owner.view.brokers) == 2)
+            before = await a.owner.acquire(FIRST)
+            a.topics.may_close.clear()
             first = asyncio.create_task(a.owner.give_up(FIRST))
             await wait_until(lambda: len(a.topics.closed) == 1)
             await a.store.delete(paths.owner(FIRST))
             await wait_until(lambda: a.topics.dropped == [FIRST] and not a.owner.owned())
-            again = await a.owner.acquire(FIRST)
-            a.topics.may_close = later
-            second = asyncio.create_task(a.owner.give_up(FIRST))
-            await wait_until(lambda: len(a.topics.closed) == 2)
-            earlier.set()
+            await asyncio.gather(*(task for task in a.scheduler._tasks if task.get_name() == f"drop {FIRST}"))
+            with pytest.raises(NotServing):
+                await a.owner.acquire(FIRST)
+            await b.owner.acquire(FIRST)
+            await b.owner.give_up(FIRST, "a")
+            await wait_until(lambda: _owner(a, FIRST) == "a")
+            assert a.owner.term(FIRST) is None
+            a.topics.may_close.set()
             await first
-            assert a.owner.owned() == [FIRST], "topics of the present term are still open"
-            later.set()
-            await second
+            await a.owner.release_strays()
+            again = await a.owner.acquire(FIRST)
+            assert again.fence > before.fence
+            assert a.topics.gains == [FIRST, FIRST]
+            await a.owner.give_up(FIRST)
+            assert a.topics.closed == [FIRST, FIRST]
             assert a.owner.owned() == []
-            assert (await a.owner.acquire(FIRST)).fence > again.fence
+
+    async def test_a_later_term_waits_until_an_earlier_one_has_announced_its_next_owner(self, connect: Connect) -> None:
+        """It closes the topics afterwards."""
+        store = AnswersLate(await connect())
+        async with owning("a", store) as a, owning("b", await connect()):
+            await wait_until(lambda: len(a.owner.view.brokers) == 2)
+            await a.owner.acquire(FIRST)
+            store.may_go_on.clear()
+            before = store.asked
+            first = asyncio.create_task(a.owner.give_up(FIRST, "b"))
+            await wait_until(lambda: store.asked > before)
+            await store.delete(paths.owner(FIRST))
+            await wait_until(lambda: a.topics.dropped == [FIRST] and not a.owner.owned())
+            await asyncio.gather(*(task for task in a.scheduler._tasks if task.get_name() == f"drop {FIRST}"))
+            with pytest.raises(NotServing):
+                async with asyncio.timeout(5):
+                    await a.owner.acquire(FIRST)
+            store.may_go_on.set()
+            await first
+            await a.owner.acquire(FIRST)
+            assert a.topics.closed == [FIRST]
+
+    async def test_a_part_is_not_taken_over_while_topics_of_the_whole_are_dropped(self, connect: Connect) -> None:
+        """The bundle was split while its earlier owner was suspended; dropping its topics would drop the part's."""
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            await wait_until(lambda: len(b.owner.view.brokers) == 2)
+            await a.owner.acquire(FIRST)
+            a.topics.may_drop.clear()
+            await a.store.delete(paths.owner(FIRST))
+            await wait_until(lambda: a.topics.dropped == [FIRST])
+            await b.owner.acquire(FIRST)
+            await b.owner.split(FIRST, FIRST.middle)
+            part = FIRST.parts(FIRST.middle)[0]
+            await b.owner.give_up(part, "a")
+            await wait_until(lambda: _owner(a, part) == "a")
+            assert a.owner.term(part) is None
+            assert a.topics.gains == [FIRST]
+            a.topics.may_drop.set()
+            await wait_until(lambda: not list(a.owner._holding.terms))
+            await a.owner.release_strays()
+            await wait_until(lambda: part in a.owner.vacant())
+            await a.owner.take_vacant()
+            assert part in a.owner.owned()
 
     async def test_a_lease_that_is_gone_ends_every_term(self, connect: Connect) -> None:
         async with owning("a", await connect(), lease_seconds=4.0) as a:

@@ -63,6 +63,12 @@ class BrokerNode(LeaseNode):
         """Whether it owns the topic by its own clock."""
         return self.alive and self.is_open and self.now_ms() < self.valid_until_ms
 
+    @property
+    def may_gain(self) -> bool:
+        """Whether the topic may be given to it. A broker whose lease ended has no other one before it knows that it
+        owns nothing (``Membership.keep``), and what it lost returns only after it forgot its votes (``Holding``)."""
+        return self.alive and not self.paused and not self.term
+
     def want(self, stream: Stream) -> None:
         self.wanted.add(stream)
         if self.is_open:
@@ -82,7 +88,7 @@ class BrokerNode(LeaseNode):
         home, run = self.home, self.run
         home.owner, home.term = self.name, home.term + 1
         self.term = term = home.term
-        self.keep()
+        self._renew()
 
         def opened() -> None:
             if self.alive and (self.run, self.term) == (run, term):
@@ -94,16 +100,22 @@ class BrokerNode(LeaseNode):
         self.world.after_us(self.world.disk_us(), lambda: self.do(opened) if self.alive else None)
 
     def keep(self) -> None:
-        """Renew the lease on the topic, or notice that another broker has it."""
-        if self.home.owner == self.name and self.home.term == self.term:
-            self.valid_until_ms = self.now_ms() + int(OWNER_MS * OWNERS_SHARE)
-            self.home.expires_us = self.world.now_us + OWNER_MS * 1000
+        """Renew the lease on the topic, or notice that it ended."""
+        has_it = self.home.owner == self.name and self.home.term == self.term
+        if has_it and self.now_ms() < self.valid_until_ms:
+            self._renew()
         elif self.term:
+            if has_it:
+                self.home.owner = ""
             self.lose()
 
+    def _renew(self) -> None:
+        self.valid_until_ms = self.now_ms() + int(OWNER_MS * OWNERS_SHARE)
+        self.home.expires_us = self.world.now_us + OWNER_MS * 1000
+
     def lose(self) -> None:
-        """Stop owning the topic."""
-        self.term, self.is_open = 0, False
+        """Stop owning the topic. What it was writing is durable before the next owner begins, or never."""
+        self.term, self.is_open, self._writing = 0, False, []
         self.leases.leave(list(self.leases.requests), self.now_ms())
         self.voter.moved({stream[0] for stream in self.world.streams})
         self._wake()
@@ -122,7 +134,7 @@ class BrokerNode(LeaseNode):
                     return
                 self.home.owner = ""
                 self.lose()
-                if to.alive and not to.paused:
+                if to.may_gain:
                     to.gain()
 
         self.world.after_us(1000, lambda: self.do(closed))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from meridian_broker.replication.leases.voter import Voter
 from support.worlds.lease_brokers_world import BEAT_MS, OWNER_MS, BrokerNode, LeaseBrokersWorld
@@ -20,6 +20,15 @@ STEP = st.tuples(
 )
 Steps = list[tuple[str, int, int, int]]
 STEPS = st.lists(STEP, min_size=1, max_size=16)
+SUSPENDED: Steps = [("pause", 2, 0, 2000), ("hand", 0, 0, 150), ("resume", 2, 0, 0), ("hand", 8, 0, 0)]
+"""The topic's next owner hands it back the moment the earlier one, suspended past its lease, is resumed."""
+HANDED: Steps = [SUSPENDED[1], SUSPENDED[0], *SUSPENDED[2:]]
+FENCED: Steps = [
+    *[("hand", 0, 0, 400), ("pause", 0, 0, 1000), ("pause", 1, 0, 150), ("hand", 0, 0, 150)],
+    *[("hand", 0, 0, 1800)] * 2,
+    *[("resume", 0, 0, 400), ("pause", 1, 0, 0), ("hand", 0, 0, 150), ("hand", 0, 0, 0)],
+]
+"""A broker that gets the topic back was writing when it lost it."""
 
 
 def story(shape: dict[str, int], seed: int, delay_ms: int, disk_ms: int, steps: Steps) -> None:
@@ -31,7 +40,8 @@ def story(shape: dict[str, int], seed: int, delay_ms: int, disk_ms: int, steps: 
         home.wanted.add(stream)
     world.run_ms(1000 + delay_ms * 4)
     for kind, one, other, run_ms in steps:
-        region, to = regions[one % len(regions)], world.of(regions[other % len(regions)])[other // 3 % 1]
+        region, there = regions[one % len(regions)], world.of(regions[other % len(regions)])
+        to = there[other // 3 % len(there)]
         owner = world.owner(region)
         others = [node for node in world.of(region) if node is not owner and node.alive and not node.paused]
         if kind == "hand" and owner is not None and owner.serves and not owner.paused and others:
@@ -55,6 +65,9 @@ def story(shape: dict[str, int], seed: int, delay_ms: int, disk_ms: int, steps: 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(SHAPES), st.integers(0, 10**6), st.sampled_from([5, 100]), st.sampled_from([2, 150]), STEPS)
+@example(SHAPES[1], 0, 5, 2, SUSPENDED)
+@example(SHAPES[1], 0, 5, 2, HANDED)
+@example(SHAPES[0], 0, 5, 150, FENCED)
 def test_one_holder_at_a_time_whoever_owns_the_topic(
     shape: dict[str, int], seed: int, delay_ms: int, disk_ms: int, steps: Steps
 ) -> None:
@@ -69,6 +82,8 @@ def moved_owners(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
         monkeypatch.setattr(Voter, "moved", lambda *_: None)
     elif plant == "a suspended owner votes on":
         monkeypatch.setattr(BrokerNode, "serves", property(lambda node: node.alive and node.is_open))
+    elif plant == "a broker gets a topic back before it forgot what it voted":
+        monkeypatch.setattr(BrokerNode, "may_gain", property(lambda node: node.alive and not node.paused))
     for seed in range(20):
         for shape in SHAPES[:2]:
             for first in ("hand", "pause", "crash"):
@@ -77,6 +92,8 @@ def moved_owners(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
                 story(shape, seed, 100, 20, steps)
                 suspended = [("pause", seed, 0, OWNER_MS + BEAT_MS + seed * 20), ("resume", seed, 0, 400)]
                 story(shape, seed, 100, 20, suspended * 2)
+    for steps in (SUSPENDED, HANDED):
+        story(SHAPES[1], 0, 5, 2, steps)
 
 
 def test_the_stories_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +106,7 @@ def test_the_stories_hold(monkeypatch: pytest.MonkeyPatch) -> None:
         "a vote is forgotten at a move",
         "a voter that comes back goes by what it knew",
         "a suspended owner votes on",
+        "a broker gets a topic back before it forgot what it voted",
     ],
 )
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:

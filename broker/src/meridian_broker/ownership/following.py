@@ -100,10 +100,14 @@ class Following:
         """This broker is on record as the owner. If another one handed the bundle over, serve it from now on.
 
         Bundles that this broker acquires or splits itself are not announced. The watch may report a term that is over.
+        While topics of the bundle, or of one that it was a part of, are still being closed here, it does not become
+        this broker's: its record is released as a stray.
         """
         holding, member = self._holding, self._membership
         view, terms = holding.view, holding.terms
         if view.wishes.get(bundle) != member.name or member.valid() is None or bundle in holding.changing:
+            return
+        if holding.is_open_as_other(bundle):
             return
         term = Term(owner.fence, view.versions[bundle])
         if not terms.is_over(bundle, owner.fence) and terms.happens(bundle, Event.GIVEN, term) is Action.SERVE:

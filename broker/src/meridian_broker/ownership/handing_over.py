@@ -105,15 +105,17 @@ class HandingOver:
         term = holding.terms.held(bundle)
         if term is None or holding.terms.happens(bundle, Event.GIVE_UP) is not Action.CLOSE:
             return
-        if to and holding.heirs.get(bundle, NOBODY).broker != to:
-            await self._announce({bundle: to})
-        heir = holding.heirs.get(bundle, NOBODY)
+        holding.begin_closing(bundle)
         try:
+            if to and holding.heirs.get(bundle, NOBODY).broker != to:
+                await self._announce({bundle: to})
+            heir = holding.heirs.get(bundle, NOBODY)
             await holding.topics.close(bundle)
         finally:
             holding.heirs.pop(bundle, None)
+            holding.end_closing(bundle)
         if holding.terms.held(bundle) is not term:
-            return  # the term ended meanwhile: its topics were dropped, and a later one's may be open
+            return  # the term ended meanwhile: its topics are dropped
         if holding.terms.happens(bundle, Event.CLOSED) is not Action.RELEASE:
             return
         holding.changing.add(bundle)  # not acquired again while its record is being removed

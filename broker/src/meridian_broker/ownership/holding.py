@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Final
 
 from meridian_broker.ledgers.scheduling import Scheduler, later
@@ -12,7 +13,7 @@ from meridian_broker.ownership.bundles import Bundle
 from meridian_broker.ownership.membership import Membership
 from meridian_broker.ownership.ports import NOBODY, BundleTopics, Heir
 from meridian_broker.ownership.records import BrokerRecord
-from meridian_broker.ownership.terms import Action, Event, Term, Terms
+from meridian_broker.ownership.terms import Action, Event, State, Term, Terms
 from meridian_broker.ownership.transactions import BundleTransactions
 from meridian_broker.ownership.view import View
 
@@ -32,6 +33,9 @@ class Holding:
         """Bundles whose owner's record this broker is changing."""
         self.heirs: dict[Bundle, Heir] = {}
         """The brokers that this broker's bundles are being handed to."""
+        self._closings: Counter[Bundle] = Counter()
+        """How often the topics of a bundle are being closed or dropped. Both happen at once when a term ends before its
+        topics are closed."""
         self._unverified: dict[Bundle, bool] = {}
         """Bundles about which the store is being asked, and whether it has to be asked again."""
         self._scheduler = scheduler
@@ -67,13 +71,27 @@ class Holding:
     def ended(self, bundle: Bundle) -> None:
         """The term of a bundle has ended, if there was one: its topics are dropped."""
         if self.terms.happens(bundle, Event.ENDED) is Action.DROP:
+            self.begin_closing(bundle)
             self._scheduler.spawn(self._drop(bundle), f"drop {bundle}")
 
     async def _drop(self, bundle: Bundle) -> None:
         try:
             await self.topics.drop(bundle)
         finally:
-            self.terms.happens(bundle, Event.CLOSED)
+            self.end_closing(bundle)
+
+    def begin_closing(self, bundle: Bundle) -> None:
+        """The bundle's topics are being closed or dropped, until ``end_closing``: no later term begins meanwhile."""
+        self._closings[bundle] += 1
+
+    def end_closing(self, bundle: Bundle) -> None:
+        """One of those that ``begin_closing`` reported is done. A lost bundle is free after the last one: what is still
+        being closed would close the topics of a later term as well, and forget the votes on their streams."""
+        self._closings[bundle] -= 1
+        if not self._closings[bundle]:
+            del self._closings[bundle]
+            if self.terms.state(bundle) is State.LOST:
+                self.terms.happens(bundle, Event.CLOSED)
 
     def verify(self, bundle: Bundle) -> None:
         """Ask the store whether a bundle is still owned, until it answers or the term is over. The term ends if it is

@@ -24,8 +24,8 @@ class Ownership(Protocol):
         """
         ...
 
-    def holds(self, topic: TopicName, /) -> bool:
-        """Whether this broker owns the topic now."""
+    def holds(self, topic: TopicName, fence: int | None = None, /) -> bool:
+        """Whether this broker owns the topic now. :param fence: of the term that is asked about; None: any."""
         ...
 
     def owns(self, topic: str, /) -> bool:
@@ -57,7 +57,7 @@ class EveryTopic:
     async def acquire(self, _topic: TopicName, /) -> int:
         return self._fence
 
-    def holds(self, _topic: TopicName, /) -> bool:
+    def holds(self, _topic: TopicName, _fence: int | None = None, /) -> bool:
         return True
 
     def owns(self, _topic: str, /) -> bool:

@@ -172,7 +172,8 @@ class TopicOpener:
             self.parts.unfinished.later(name)
             log.warning("%s stays closed for at least %.1f s, then will be retried: %s", name, pause_ms / 1000, error)
             raise
-        if not self.parts.ownership.holds(name):  # the term ended while it was opened
+        fence = None if topic.metadata is None else topic.metadata.fence
+        if not self.parts.ownership.holds(name, fence):  # the term ended while it was opened
             topic.fence("this broker does not own the topic any more", for_good=True)
             raise TopicFenced(f"{name} is moving to another broker: look it up again")
         topic.when_fenced(lambda _: self._fenced(topic))

@@ -91,8 +91,9 @@ class OwnedTopics:
             raise TopicElsewhere(f"{topic} is served by broker {found.broker.broker}: look it up again")
         return term.fence
 
-    def holds(self, topic: TopicName, /) -> bool:
-        return self.owner.term_of(topic) is not None
+    def holds(self, topic: TopicName, fence: int | None = None, /) -> bool:
+        term = self.owner.term_of(topic)
+        return term is not None and fence in (None, term.fence)
 
     def owns(self, topic: str, /) -> bool:
         try:
