@@ -201,8 +201,8 @@ async def test_the_source_keeps_what_a_closed_shadow_needs(tmp_path: Path) -> No
 async def test_remains_of_a_shadow_after_a_crash_are_ignored(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, **ENTRIES) as broker:
         await publish(broker, T, 3)
-        await broker.catalog.shadows.put(ShadowRecord(V, T))
-        await broker.catalog.shadows.put(ShadowRecord(parse("w"), T))
+        await broker.catalog.shadows.create(ShadowRecord(V, T))
+        await broker.catalog.shadows.create(ShadowRecord(parse("w"), T))
         await publish(broker, V, 3)  # an ordinary topic
         assert broker.catalog.shadows.find(V) is None
         assert [str(one.shadow) for one in broker.catalog.shadows.of(T)] == ["persistent://public/default/w"]

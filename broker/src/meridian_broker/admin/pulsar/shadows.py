@@ -16,7 +16,7 @@ from meridian_broker.admin.elsewhere.parts import Part, ask_each, done_by
 from meridian_broker.admin.http.access import check_administers
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, properties, state, topic_of, truth
 from meridian_broker.metadata.errors import Invalid
-from meridian_broker.metadata.shadow_topics import HOLDS, RESETS, SOURCE
+from meridian_broker.metadata.shadow_topics import HOLDS, RESETS, SOURCE, checked_reset
 from meridian_broker.topics.service import removal, shadow_topics
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
@@ -112,8 +112,7 @@ async def _delete(request: web.Request, shadow: TopicName, *, force: bool) -> No
     is_partitioned = await admin.catalog.partitioned.on_record(shadow) is not None
     path = f"/admin/v2/{in_path(str(shadow))}{'/partitions' if is_partitioned else ''}?force={str(force).lower()}"
     done_by([one for one in await ask_each(request, [Part(shadow, "DELETE", path)]) if one.status != GONE])
-    await admin.catalog.shadows.refresh()
-    await admin.catalog.shadows.delete(shadow)
+    await removal.forget_remains(admin.service.opener, shadow)
 
 
 async def _source(request: web.Request) -> TopicName:
@@ -146,7 +145,7 @@ async def changed_properties(request: web.Request, name: TopicName, added: Mappi
     if gone == HOLDS or HOLDS in added:
         changed["holds"] = gone == HOLDS or truth(added[HOLDS], HOLDS)
     if gone == RESETS or RESETS in added:
-        changed["reset_behind"] = 0 if gone == RESETS else shadow_topics.checked_reset(str(added[RESETS]))
+        changed["reset_behind"] = 0 if gone == RESETS else checked_reset(str(added[RESETS]))
     if changed:
         await shadow_topics.change(opener, record.shadow, **changed)
 

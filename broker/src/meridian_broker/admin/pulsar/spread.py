@@ -184,12 +184,14 @@ async def _delete_as_elsewhere(request: web.Request, names: list[TopicName], sta
 async def _delete_parts(request: web.Request, names: list[TopicName], stamp: Stamp, query: str) -> None:
     """Delete every partition at its owner, then the record."""
     name, admin = any_topic_of(request), state(request)
+    shadow = await admin.catalog.shadows.fetch(name)
     every = dict.fromkeys([*names, *await removal.partition_names(admin.service.opener, name)])
     paths = [(one, f"/admin/v2/{in_path(str(one))}?{query}") for one in every]
     said = await ask_each(request, [Part(one, "DELETE", path) for one, path in paths])
     done_by([one for one in said if one.status != GONE])
     await admin.catalog.partitioned.delete(name, stamp)
-    await admin.catalog.shadows.delete(name)
+    if shadow is not None:
+        await admin.catalog.shadows.delete(shadow)
 
 
 async def _check_unused(request: web.Request, names: list[TopicName]) -> None:
