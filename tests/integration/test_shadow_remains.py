@@ -15,7 +15,7 @@ from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord
 from meridian_broker.metadata.store import MetadataUnavailable
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.topics.errors import TopicError, TopicInUse, TopicNotFound
+from meridian_broker.topics.errors import NotAllowed, TopicError, TopicInUse, TopicNotFound
 from meridian_broker.topics.lifecycle import opening
 from meridian_broker.topics.service import creation, removal, shadow_topics, unused
 from meridian_broker.topics.service.opener import TopicOpener
@@ -148,6 +148,27 @@ async def test_a_record_without_a_topic_does_not_prevent_the_deletion_of_its_sou
     await broker.catalog.shadows.refresh()
     await removal.delete(broker.service.opener, T, force=False)
     assert await records(store(broker)) == []
+
+
+async def test_asking_for_a_shadow_as_the_other_kind_changes_nothing(broker: BrokerProcess) -> None:
+    """For a partition of one without partitions, and for a partitioned one as if it were a topic."""
+    opener = broker.service.opener
+    await make(opener)
+    await creation.create_partitioned(opener, U, 2, {})
+    parted = parse("w")
+    await make(opener, U, parted)
+    before = await records(store(broker))
+    for name in (V.with_partition(0), parted):
+        with pytest.raises(NotAllowed):
+            await opener.topic(name, create=True)
+    with pytest.raises(TopicNotFound):
+        await removal.delete(opener, V.with_partition(0), force=True)
+    assert await records(store(broker)) == before
+    for name in (V, parted.with_partition(1)):
+        topic = await opened(opener, name)
+        await opener.drop(topic)
+        topic.fence("closed", for_good=True)
+        assert (await opened(opener, name)).shadow_of is not None, "it is an ordinary topic now"
 
 
 @pytest.mark.parametrize("what", ["the list", "its properties"])

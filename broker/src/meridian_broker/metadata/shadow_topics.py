@@ -118,8 +118,8 @@ class ShadowTopics:
         self._is_loaded = False
         self.behind: set[TopicName] = set()
         """Shadows that could not follow their source to more partitions yet."""
-        self.on_made: Callable[[ShadowRecord], None] = lambda _: None
-        """Called with each shadow that is made, by whichever broker."""
+        self.on_first: Callable[[ShadowRecord], None] = lambda _: None
+        """Called with the first shadow of each source, whichever broker made it."""
 
     async def load(self) -> None:
         """Read all records, once. :raises MetadataError: they cannot be read, or a newer version wrote them."""
@@ -176,9 +176,10 @@ class ShadowTopics:
         if known is not None and known.source != record.source:
             self._forget(str(record.shadow))
         self._records[str(record.shadow)] = record
+        is_first = str(record.source) not in self._of
         self._of.setdefault(str(record.source), {})[str(record.shadow)] = record
-        if known is None or known.source != record.source:
-            self.on_made(record)
+        if is_first:
+            self.on_first(record)
 
     def _forget(self, name: str) -> None:
         record = self._records.pop(name)
@@ -196,6 +197,13 @@ class ShadowTopics:
         if not self._of:
             return []
         return [record for _, record in sorted(self._of.get(str(source.base), {}).items())]
+
+    def holding(self, source: TopicName) -> dict[str, bool]:
+        """The names of the shadows, or their partitions, that show this topic or partition; each with whether it holds
+        the source's ledgers. A topic may have ten thousand, and this is asked several times in a row."""
+        of = self._of.get(str(source.base), {})
+        suffix = "" if source.partition < 0 else keys.PARTITION + str(source.partition)
+        return {name + suffix: record.holds for name, record in of.items()}
 
     def schemas_of(self, name: TopicName) -> TopicName:
         """The topic whose schemas are those of ``name``: a shadow has its source's."""

@@ -15,6 +15,7 @@ from aiohttp import web
 from meridian_broker.admin.elsewhere.parts import Part, ask_each, done_by
 from meridian_broker.admin.http.access import check_administers
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, properties, state, topic_of, truth
+from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.shadow_topics import HOLDS, RESETS, SOURCE, checked_reset
 from meridian_broker.topics.service import removal, shadow_topics
@@ -34,7 +35,7 @@ async def listed(request: web.Request) -> web.Response:
 
 async def set_list(request: web.Request) -> web.Response:
     """Replace the list of the topic's shadows, which must exist already."""
-    name, given = await _source(request), await body(request)
+    name, given = await _source(request), await body(request, limit=LARGE_BODY_BYTES)
     if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
         raise Refused(412, "expected a list of names of shadow topics, with at least one in it")
     if len(given) > MOST:

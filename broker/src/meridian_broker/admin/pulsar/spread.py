@@ -175,6 +175,8 @@ async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
 async def _delete_as_elsewhere(request: web.Request, names: list[TopicName], stamp: Stamp) -> None:
     """Delete a topic that another region deleted. What was created after that stays."""
     name, partitioned = any_topic_of(request), state(request).catalog.partitioned
+    if await state(request).catalog.shadows.fetch(name) is not None:
+        return  # see ``removal.delete_as_elsewhere``
     known = await partitioned.deletion(name)
     if known is None or known.stamp < stamp:
         await partitioned.begin_deletion(name, stamp)

@@ -104,6 +104,8 @@ async def _is_as_recorded(parts: BrokerParts, name: TopicName, metadata: TopicMe
     if made is None:
         if shadow is not None and may_be_made(parts, shadow):
             raise TopicFenced(f"{name} is being made a shadow of {shadow.source}: look it up again")
+        if shadow is not None and await _is_other_kind(parts, name):
+            return True  # there is no such topic, but the record is right
     elif (named := made.get(SOURCE)) is not None:
         if shadow is None and name.partition < 0:
             await shadows.create(made_as(name, made))
@@ -116,6 +118,13 @@ async def _is_as_recorded(parts: BrokerParts, name: TopicName, metadata: TopicMe
         log.warning("%s is no shadow of %s: a creation that failed left a record", name, shadow.source)
         await shadows.delete(shadow)
     return False
+
+
+async def _is_other_kind(parts: BrokerParts, name: TopicName) -> bool:
+    """Whether the topic that a partition is named after has none, or a topic by this name has partitions."""
+    if name.partition >= 0:
+        return await parts.catalog.topics.find(name.base) is not None
+    return await parts.catalog.partitioned.on_record(name) is not None
 
 
 def _begin_shadow(topic: Topic, source: Topic | Followed | None) -> None:
@@ -205,7 +214,7 @@ async def _open(
         base_incarnation="" if base.partitions is None else base.incarnation,
         keeps_quotas=parts.backlog_quotas,
         shadow_of=None if shadow is None else str(shadow.source_of(name)),
-        shadows=lambda: {str(one.shadow_of(name)): one.holds for one in parts.catalog.shadows.of(name)},
+        shadows=dict if shadow is not None else lambda: parts.catalog.shadows.holding(name),
         shadows_elsewhere=None if parts.ownership.is_sole else ShadowsElsewhere(parts, name),
     )
     topic = Topic(

@@ -102,7 +102,9 @@ async def forget_remains(opener: TopicOpener, name: TopicName) -> None:
     :raises MetadataError: it may still be there.
     """
     record = await opener.parts.catalog.shadows.fetch(name)
-    if record is not None and not opening.may_be_made(opener.parts, record) and not await exists(opener, name):
+    if record is None or opening.may_be_made(opener.parts, record):
+        return
+    if not await exists(opener, record.shadow):
         await opener.parts.catalog.shadows.delete(record)
 
 
@@ -125,11 +127,15 @@ async def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
 async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
     """Follow the deletion of another region, even if the topic is in use here or does not exist (R8).
 
+    A shadow stays: it is a topic of this region alone, and the other region's had nothing but its name.
+
     A link may have reported the deletion before: what was made since then stays. What is of the other kind here, with
     partitions or without (``kinds.py``), was never replicated to the region that deleted: it is quarantined.
 
     :raises TopicFenced: it was opened, or grew, meanwhile.
     """
+    if await opener.parts.catalog.shadows.fetch(name) is not None:
+        return
     async with AsyncExitStack() as locks:
         names = await _names_of_both_kinds(opener, name)
         topics = [one for one in await hold(opener, names, locks) if stamp_of(one.incarnation) < stamp]
