@@ -241,6 +241,42 @@ def test_names_of_shadows_and_sources(broker: BrokerProcess, client: pulsar.Clie
     assert broker.http("DELETE", "/admin/v2/namespaces/public/elsewhere").status == 204
 
 
+def test_the_admin_api_reads_and_moves_a_shadow_as_its_source(broker: BrokerProcess, client: pulsar.Client) -> None:
+    with kept(broker, client, "moved"):
+        ids = publish(client, "moved", 12)
+        between_ms = int(time.time() * 1000) + 1
+        wait_until(lambda: time.time() * 1000 > between_ms + 1, "the clock to move on")
+        publish(client, "moved", 13, first=12)
+        make(broker, "moved", "moved-view")
+        both = (f"{BASE}/moved", f"{BASE}/moved-view")
+        ledger, entry = (int(one) for one in ids[5].strip("()").split(",")[:2])
+        place = {"ledgerId": ledger, "entryId": entry, "partitionIndex": -1}
+
+        def same(method: str, path: str, body: Any = ...) -> Any:
+            one, other = (broker.http(method, f"{base}/{path}", body) for base in both)
+            assert (one.status, one.text) == (other.status, other.text) and one.status < 300, path
+            return one.text
+
+        for path in ("lastMessageId", f"messageid/{between_ms}"):
+            assert same("GET", path)
+        assert int(same("PUT", "backlogSize", place)) > 0
+        same("PUT", "subscription/s", "earliest")
+        for path, body, backlog in (
+            ("skip/3", ..., 22),
+            ("resetcursor", place, 20),
+            ("expireMessages", place, 19),
+            (f"resetcursor/{between_ms}", ..., 13),
+            ("skip_all", ..., 0),
+            ("resetcursor/1", ..., 25),
+        ):
+            same("POST", f"subscription/s/{path}", body)
+            found = [stats(broker, topic)["subscriptions"]["s"]["msgBacklog"] for topic in ("moved", "moved-view")]
+            assert found == [backlog, backlog], path
+        inside = [broker.http("GET", f"{base}/internalStats").json for base in both]
+        for figure in ("ledgers", "lastConfirmedEntry", "numberOfEntries", "totalSize", "state"):
+            assert inside[0][figure] == inside[1][figure], figure
+
+
 def test_a_shadow_of_another_regions_topic_is_refused_with_an_alternative(broker: BrokerProcess) -> None:
     places = {
         "/admin/v2/clusters/far": {"serviceUrl": "http://far:8080", "brokerServiceUrl": "pulsar://far:6650"},
