@@ -8,6 +8,7 @@ import itertools
 import re
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -408,6 +409,87 @@ def test_the_compacted_view_of_a_source_at_another_broker_is_read(region: Region
         assert compacted(client, pair.shadow) == [b"29", b"30", b"31"]
         pair.at_source.start()
         wait_until(lambda: region.owner(pair.source, pair.at_source) is not None, "a broker to own the source")
+
+
+def test_trimming_truncation_and_the_end_of_a_source_reach_shadows_at_another_broker(region: Region) -> None:
+    """One shadow holds its source's ledgers; another, next to it, does not, and counts what it has to skip."""
+    pair = made(region)
+    names = (f"{pair.source}-loose-{number}" for number in range(50))
+    loose = next(name for name in names if region.owner(name, pair.at_source) is pair.at_shadow)
+    given = {"topic": f"persistent://public/default/{loose}", "holdSourceLedgers": False}
+    assert pair.at_source.http("POST", f"{TOPICS}/{pair.source}/shadowTopics", given).status == 204
+
+    def shown(topic: str) -> Any:
+        return pair.at_shadow.http("GET", f"{TOPICS}/{topic}/stats").json
+
+    def gap(topic: str) -> int:
+        return int(shown(topic)["meridian"]["shadow"]["gapEntries"])
+
+    def stored_entries() -> list[int]:
+        answer = pair.at_source.http("GET", f"{TOPICS}/{pair.source}/internalStats").json
+        return [one["ledgerId"] for one in answer["ledgers"]]
+
+    def trimmed(fewer_than: int) -> bool:
+        assert pair.at_source.http("POST", f"{TOPICS}/{pair.source}/trim").status == 204
+        return len(stored_entries()) < fewer_than
+
+    with connected(region.url) as client:
+        client.subscribe(pair.source, "keeper").close()
+        held = client.subscribe(pair.shadow, "s", SHARED, initial_position=EARLIEST)
+        client.subscribe(loose, "s", SHARED, initial_position=EARLIEST).close()
+        bodies = list[bytes]()
+        for _ in range(3):  # unloading seals the ledger
+            bodies += published(client, pair.source, 10, first=len(bodies))
+            assert pair.at_source.http("PUT", f"{TOPICS}/{pair.source}/unload").status == 204
+        bodies += published(client, pair.source, 5, first=30)
+        assert received(held, 5) == bodies[:5]
+        wait_until(lambda: backlog(pair, "s") == 30, "the acknowledgements of five to be applied")
+        assert pair.at_source.http("DELETE", f"{TOPICS}/{pair.source}/subscription/keeper").status == 204
+        before = len(stored_entries())
+        for _ in range(2):
+            assert not trimmed(before), "the slow subscription of the shadow still needs it"
+        assert received(held, 30) == bodies[5:]
+        wait_until(lambda: trimmed(before), "the source to be trimmed")
+        wait_until(lambda: gap(loose) == 30, "the loose shadow to count its gap")
+        assert gap(pair.shadow) == 0
+        of_loose = client.subscribe(loose, "s", SHARED)
+        assert received(of_loose, 5) == bodies[30:]
+
+        client.subscribe(pair.shadow, "late", SHARED, initial_position=EARLIEST).close()
+        assert shown(pair.shadow)["subscriptions"]["late"]["msgBacklog"] == 5
+        assert pair.at_source.http("DELETE", f"{TOPICS}/{pair.source}/truncate").status == 204
+        wait_until(lambda: shown(pair.shadow)["subscriptions"]["late"]["msgBacklog"] == 0, "the shadow to skip")
+        assert gap(pair.shadow) == 5
+        last = published(client, pair.source, 2, first=35)
+        assert pair.at_source.http("POST", f"{TOPICS}/{pair.source}/terminate").status == 200
+        assert received(held, 2) == last == received(of_loose, 2)
+        path = f"{TOPICS}/{pair.shadow}/internalStats"
+        wait_until(lambda: pair.at_shadow.http("GET", path).json["state"] == "Terminated", "the shadow to end")
+
+
+def test_of_two_brokers_asked_for_one_shadow_at_once_one_makes_it(region: Region) -> None:
+    """Each serves a source of its own, so that it shows which of the two it is."""
+    brokers = list(region.brokers.values())
+    names = [f"contended-{next(_names)}" for _ in range(50)]
+    sources = [next(name for name in names if region.owner(name, brokers[0]) is broker) for broker in brokers]
+    for source in sources:
+        assert anywhere(region, "PUT", f"{TOPICS}/{source}").status == 204
+
+    def ask(broker: BrokerProcess, source: str, shadow: str) -> HttpAnswer:
+        return broker.http("POST", f"{TOPICS}/{source}/shadowTopics", f"persistent://public/default/{shadow}")
+
+    with ThreadPoolExecutor() as threads:
+        for number in range(8):
+            shadow = f"contended-view-{number}"
+            answers = list(threads.map(ask, brokers, sources, [shadow] * 2))
+            assert sorted(one.status for one in answers) in ([204, 409], [204, 503]), [one.text for one in answers]
+            made_of = sources[[one.status for one in answers].index(204)]
+            shown = anywhere(region, "GET", f"{TOPICS}/{shadow}/stats").json["meridian"]["shadow"]
+            assert shown["source"] == f"persistent://public/default/{made_of}"
+            deleted = threads.map(lambda one: anywhere(region, "DELETE", one).status, [f"{TOPICS}/{shadow}"] * 2)
+            assert 204 in list(deleted)
+    for source in sources:
+        assert anywhere(region, "DELETE", f"{TOPICS}/{source}").status == 204, "something is left of a shadow"
 
 
 def test_deleting_with_cascade_reaches_shadows_at_other_brokers(region: Region) -> None:

@@ -233,3 +233,16 @@ def test_a_partitioned_shadow_stays_in_its_region(regions: RegionsProcess) -> No
     write(regions, "eu", "DELETE", f"{topics}/view/partitions")
     wait_until(lambda: is_synced(regions), "the regions to be in step")
     assert get(regions, "us", f"{topics}/orders/shadowTopics") == ["persistent://public/default/view"]
+    assert get(regions, "us", f"{topics}/view/partitions")["partitions"] == 2, "it was deleted with eu's topic"
+    write(regions, "us", "PUT", f"{topics}/plain")
+    write(regions, "us", "POST", f"{topics}/plain/shadowTopics", "persistent://public/default/plain-view")
+    write(regions, "us", "PUT", f"{topics}/plain-view/subscription/s", "earliest")
+    for path, body in ((f"{topics}/plain-view", {}), (f"{topics}/plain-view/partitions", 3)):
+        write(regions, "eu", "PUT", path, body)
+        wait_until(lambda: is_synced(regions), "the regions to be in step")
+        write(regions, "eu", "DELETE", path)
+        kept = get(regions, "us", f"{topics}/plain-view/stats")
+        assert kept is not None and set(kept["subscriptions"]) == {"s"}, "it was deleted with eu's topic"
+    # Partitions that the other region adds to the source reach the shadow.
+    write(regions, "eu", "POST", f"{topics}/orders/partitions", 3)
+    wait_until(lambda: get(regions, "us", f"{topics}/view/partitions")["partitions"] == 3, "the shadow to follow")

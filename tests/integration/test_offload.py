@@ -165,6 +165,28 @@ async def test_ledgers_are_offloaded_by_policy_and_read_back_after_a_restart(wor
         assert len(world.offloading.table) == 0
 
 
+async def test_a_shadow_reads_what_its_source_offloaded_and_offloads_nothing(world: World) -> None:
+    async with world.running(
+        managedLedgerOffloadAutoTriggerSizeThresholdBytes=0, managedLedgerOffloadDeletionLagMs=0
+    ) as world.broker:
+        await world.publish()
+        assert (await world.http("POST", f"{TOPIC}/shadowTopics", "persistent://public/default/t-view"))[0] == 204
+        source = world.broker.service.topics.pop("persistent://public/default/t")
+        await world.look()
+        assert not world.objects.bucket, "the shadow offloaded its source's ledgers"
+        world.broker.service.topics[source.name] = source
+        status, said = await world.http("PUT", f"{TOPIC}-view/offload", {"ledgerId": 1 << 40, "entryId": 0})
+        assert status == 405 and "persistent://public/default/t" in said["reason"], said
+        ledgers = await world.looked()
+        assert world.away() == {one["ledgerId"] for one in ledgers[:-1]}
+
+        def read(client: pulsar.Client) -> list[bytes]:
+            reader = client.create_reader("t-view", pulsar.MessageId.earliest)
+            return [reader.read_next(PATIENCE_MS).data() for _ in MESSAGES]
+
+        assert await world.work(read) == MESSAGES
+
+
 async def test_a_topic_that_is_deleted_takes_its_copies_along(world: World) -> None:
     async with world.running(
         managedLedgerOffloadAutoTriggerSizeThresholdBytes=0, managedLedgerOffloadDeletionLagMs=0

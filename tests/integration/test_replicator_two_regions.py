@@ -7,6 +7,8 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
+import pytest
+from meridian_broker.gateway.client_errors import RequestRefused
 from meridian_broker.gateway.roles import Consumer, Delivery, Producer
 from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -79,6 +81,33 @@ async def test_order_and_origin_hold_and_nothing_repeats_across_restarts_of_eith
         assert stored_entries(west) == 700
         assert numbers(await collect(west, 700, subscription="again")) == list(range(700))
         assert stored_entries(east) == 700, "a message returned to its origin"
+
+
+async def test_a_shadow_has_the_origins_of_its_source_and_no_replicated_subscription(tmp_path: Path) -> None:
+    async with regions(tmp_path, "us-east", "us-west") as (east, west), aiohttp.ClientSession() as http:
+        await publish(west, 0, 5)
+        await publish(east, 5, 10)
+        await caught_up(east, west)
+        topics = f"{west.admin_url}/admin/v2/persistent/public/default"
+        view = f"{TOPIC}-view"
+        async with http.post(f"{topics}/flights/shadowTopics", json=view) as response:
+            assert response.status == 204, await response.text()
+        of_source, of_shadow = await collect(west, 10), await collect(west, 10, view)
+        assert of_shadow == of_source
+        assert [one.metadata.replicated_from for one in of_shadow].count("us-east") == 5
+
+        connection = await west.connect()
+        with pytest.raises(RequestRefused, match="shadow"):
+            await Consumer.subscribe(connection, view, "everywhere", replicated=True)
+        await connection.close()
+        async with http.put(f"{topics}/flights-view/subscription/everywhere?replicated=true") as response:
+            assert response.status == 405, await response.text()
+        status_of_all = f"{topics}/flights-view/subscription/all/replicatedSubscriptionStatus"
+        async with http.post(status_of_all, json=True) as response:
+            assert response.status in (405, 412), await response.text()
+        async with http.get(status_of_all) as response:
+            assert await response.json() == {view: False}
+        assert view not in east.process.service.topics
 
 
 async def test_both_directions_at_once(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from meridian_broker.ledgers.view import LogView
 from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord
@@ -12,7 +14,7 @@ from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import LATEST, Position
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.errors import TopicInUse
-from meridian_broker.topics.lifecycle import shadow_source
+from meridian_broker.topics.lifecycle import shadow_source, termination
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.service import closing, removal, shadow_topics
 from meridian_broker.topics.subscriptions import administration
@@ -57,6 +59,58 @@ async def consuming(broker: BrokerProcess, name: str, permits: int) -> RawConnec
 
 async def opened(broker: BrokerProcess, name: TopicName) -> Topic:
     return await broker.service.opener.topic(name, create=False)
+
+
+async def test_schemas_asked_for_on_the_wire_are_the_sources(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        wire = await RawConnection.open(broker.settings.network.broker_service_port)
+        texts = [
+            pb.Schema(name="s", schema_data=b"", type=pb.Schema.String),
+            pb.Schema(name="i", schema_data=b"", type=pb.Schema.Int32),
+        ]
+
+        async def version(topic: TopicName, schema: pb.Schema) -> Any:
+            asked = pb.CommandGetOrCreateSchema(topic=str(topic), request_id=7, schema=schema)
+            wire.say(pb.BaseCommand.GET_OR_CREATE_SCHEMA, asked)
+            return await wire.hear(pb.BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE)
+
+        async def schema(topic: TopicName, number: bytes | None) -> tuple[int, bytes]:
+            asked = pb.CommandGetSchema(topic=str(topic), request_id=8)
+            if number is not None:
+                asked.schema_version = number
+            wire.say(pb.BaseCommand.GET_SCHEMA, asked)
+            said = await wire.hear(pb.BaseCommand.GET_SCHEMA_RESPONSE)
+            assert not said.HasField("error_code"), said.error_message
+            return said.schema.type, said.schema_version
+
+        await broker.service.opener.topic(T, create=True)
+        await shadow(broker)
+        numbers = [(await version(T, one)).schema_version for one in texts]
+        assert [(await version(V, one)).schema_version for one in texts] == numbers
+        refused = await version(V, pb.Schema(name="l", schema_data=b"", type=pb.Schema.Int64))
+        assert refused.error_code == ServerError.INCOMPATIBLE_SCHEMA and str(T) in refused.error_message
+        for number in (None, *numbers):
+            assert await schema(V, number) == await schema(T, number)
+        assert (await schema(V, None))[1] == numbers[1]
+        base = f"{broker.listeners.admin_url}/admin/v2/schemas/public/default"
+        async with aiohttp.ClientSession() as http:
+            for path in ("schema", "schema/0", "schema/1", "schemas"):
+                async with http.get(f"{base}/t/{path}") as of_t, http.get(f"{base}/v/{path}") as of_v:
+                    assert of_v.status == 200 and await of_v.json() == await of_t.json(), path
+        await wire.close()
+
+
+async def test_a_consumer_of_a_shadow_is_told_of_the_end_of_its_source(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        await publish(broker, T, 2)
+        view = await shadow(broker)
+        wire = await consuming(broker, "s", 10)
+        places = [(await wire.hear_any()).command.message_id for _ in range(2)]
+        await termination.terminate(await opened(broker, T))
+        wire.write(encode.ack(1, pb.CommandAck.Cumulative, [(places[-1].ledgerId, places[-1].entryId)]))
+        assert (await wire.hear(pb.BaseCommand.REACHED_END_OF_TOPIC)).consumer_id == 1
+        assert view.terminated == Position(places[-1].ledgerId, places[-1].entryId)
+        await wire.close()
 
 
 async def test_a_shadow_waits_for_its_source_and_reads_its_next_incarnation(tmp_path: Path) -> None:
@@ -201,8 +255,8 @@ async def test_the_source_keeps_what_a_closed_shadow_needs(tmp_path: Path) -> No
 async def test_remains_of_a_shadow_after_a_crash_are_ignored(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, **ENTRIES) as broker:
         await publish(broker, T, 3)
-        await broker.catalog.shadows.put(ShadowRecord(V, T))
-        await broker.catalog.shadows.put(ShadowRecord(parse("w"), T))
+        await broker.catalog.shadows.create(ShadowRecord(V, T))
+        await broker.catalog.shadows.create(ShadowRecord(parse("w"), T))
         await publish(broker, V, 3)  # an ordinary topic
         assert broker.catalog.shadows.find(V) is None
         assert [str(one.shadow) for one in broker.catalog.shadows.of(T)] == ["persistent://public/default/w"]

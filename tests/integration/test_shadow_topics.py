@@ -201,6 +201,84 @@ def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> 
     assert stats(broker, "taken-view")["meridian"]["shadow"]["autoResetBacklogEntries"] == 7
 
 
+def test_names_of_shadows_and_sources(broker: BrokerProcess, client: pulsar.Client) -> None:
+    ids = publish(client, "named", 3)
+    assert broker.http("PUT", f"{BASE}/named-parts/partitions", 2).status == 204
+
+    def asked(shadow: str, source: str = full("named"), *, parted: bool = False) -> int:
+        domain, _, rest = shadow.partition("://")
+        path = f"/admin/v2/{domain}/{rest}"
+        if parted:
+            return broker.http("PUT", f"{path}/partitions", {"partitions": 2, "properties": {SOURCE: source}}).status
+        return broker.http("PUT", path, {SOURCE: source}).status
+
+    long = "n" * 200
+    for wrong, status in {
+        "non-persistent://public/default/named-view": 412,
+        full("named-view-partition-0"): 412,
+        "persistent://public/nowhere/named-view": 404,
+        "persistent://nobody/default/named-view": 404,
+        full("named%0Aview"): 412,
+        full("n" * 5000): 412,
+    }.items():
+        assert asked(wrong) == status, wrong[:60]
+        assert asked(wrong, full("named-parts"), parted=True) in (status, 405, 412), wrong[:60]
+    for source in ("non-persistent://public/default/x", full("named-parts-partition-0"), "persistent://public/default"):
+        assert asked(full("named-view"), source) in (404, 412), source
+    names = broker.http("GET", BASE).json
+    assert not [name for name in names if "named-view" in name or long in name]
+
+    assert broker.http("PUT", "/admin/v2/namespaces/public/elsewhere").status == 204
+    for shadow in ("persistent://public/elsewhere/named", full(long)):  # the same name in another namespace; a long one
+        assert asked(shadow) == 204, shadow
+        reader = client.create_reader(shadow, pulsar.MessageId.earliest)
+        assert [str(reader.read_next(PATIENCE_MS).message_id()) for _ in ids] == ids
+        reader.close()
+    assert broker.http("DELETE", "/admin/v2/namespaces/public/elsewhere").status == 409
+    path = f"{BASE}/named/shadowTopics"
+    assert broker.http("PUT", path, [full(f"view-{number}") + "x" * 20 for number in range(10_001)]).status == 412
+    many = broker.http("PUT", path, [full(f"view-{number}") + "x" * 20 for number in range(10_000)])
+    assert many.status == 412 and "is not a shadow of" in many.reason, many.text
+    assert broker.http("DELETE", f"{BASE}/named?cascade=true").status == 204
+    assert broker.http("DELETE", "/admin/v2/namespaces/public/elsewhere").status == 204
+
+
+def test_the_admin_api_reads_and_moves_a_shadow_as_its_source(broker: BrokerProcess, client: pulsar.Client) -> None:
+    with kept(broker, client, "moved"):
+        ids = publish(client, "moved", 12)
+        between_ms = int(time.time() * 1000) + 1
+        wait_until(lambda: time.time() * 1000 > between_ms + 1, "the clock to move on")
+        publish(client, "moved", 13, first=12)
+        make(broker, "moved", "moved-view")
+        both = (f"{BASE}/moved", f"{BASE}/moved-view")
+        ledger, entry = (int(one) for one in ids[5].strip("()").split(",")[:2])
+        place = {"ledgerId": ledger, "entryId": entry, "partitionIndex": -1}
+
+        def same(method: str, path: str, body: Any = ...) -> Any:
+            one, other = (broker.http(method, f"{base}/{path}", body) for base in both)
+            assert (one.status, one.text) == (other.status, other.text) and one.status < 300, path
+            return one.text
+
+        for path in ("lastMessageId", f"messageid/{between_ms}"):
+            assert same("GET", path)
+        assert int(same("PUT", "backlogSize", place)) > 0
+        same("PUT", "subscription/s", "earliest")
+        for path, body, backlog in (
+            ("skip/3", ..., 22),
+            ("resetcursor", place, 20),
+            ("expireMessages", place, 19),
+            (f"resetcursor/{between_ms}", ..., 13),
+            ("skip_all", ..., 0),
+            ("resetcursor/1", ..., 25),
+        ):
+            same("POST", f"subscription/s/{path}", body)
+            found = [stats(broker, topic)["subscriptions"]["s"]["msgBacklog"] for topic in ("moved", "moved-view")]
+            assert found == [backlog, backlog], path
+        inside = [broker.http("GET", f"{base}/internalStats").json for base in both]
+        for figure in ("ledgers", "lastConfirmedEntry", "numberOfEntries", "totalSize", "state"):
+            assert inside[0][figure] == inside[1][figure], figure
+
+
 def test_a_shadow_of_another_regions_topic_is_refused_with_an_alternative(broker: BrokerProcess) -> None:
     places = {
         "/admin/v2/clusters/far": {"serviceUrl": "http://far:8080", "brokerServiceUrl": "pulsar://far:6650"},

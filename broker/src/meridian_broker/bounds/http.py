@@ -32,7 +32,7 @@ BODY_BYTES: Final[Bytes] = 256 << 10
 """Body of a request."""
 
 LARGE_BODY_BYTES: Final[Bytes] = 2 << 20
-"""The same where a body is a schema, quoted as JSON, or the progress of a subscription."""
+"""The same where a body is a schema, quoted as JSON, the progress of a subscription, or a list of shadows."""
 
 PROBES: Final[Clients] = 64
 """Connections to `probeServicePort`, half of them from one address. Probes are few and short."""

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access
-from meridian_broker.metadata.errors import NotFound
+from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
 from meridian_broker.metadata.policy_values import EXACT
 from meridian_broker.metadata.records import decode, encode
 from meridian_broker.metadata.rules import Rules
-from meridian_broker.metadata.store import MetadataError, Record
+from meridian_broker.metadata.store import ABSENT, MetadataError, Record, VersionConflict
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -59,6 +59,10 @@ class ShadowRecord:
         """The shadow or partition that shows ``name``, which is the source or one of its partitions."""
         return self.shadow if name.partition < 0 else self.shadow.with_partition(name.partition)
 
+    def is_same(self, other: ShadowRecord) -> bool:
+        """Whether both are of one shadow, which may have been changed, and not of one made later under its name."""
+        return (self.shadow, self.source, self.made_ms) == (other.shadow, other.source, other.made_ms)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "shadow": str(self.shadow),
@@ -82,6 +86,27 @@ class ShadowRecord:
         )
 
 
+def made_as(
+    shadow: TopicName, properties: Mapping[str, str], *, listed: bool = False, made_ms: int = 0
+) -> ShadowRecord:
+    """The record of a shadow that is made with these properties.
+
+    :raises InvalidTopicNameError, Invalid: they are not valid.
+    """
+    holds = properties.get(HOLDS, "true").lower()
+    if holds not in ("true", "false"):
+        raise Invalid(f"property {HOLDS} is {properties[HOLDS]!r}: expected true or false")
+    source, behind = topic_name.parse(properties[SOURCE]), checked_reset(properties.get(RESETS, "0"))
+    return ShadowRecord(shadow, source, holds == "true", listed, made_ms, behind)
+
+
+def checked_reset(text: str) -> int:
+    """The value of the property ``RESETS``. :raises Invalid: it is not valid."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(RESET_MAX)) and int(text) <= RESET_MAX):
+        raise Invalid(f"property {RESETS} is {text[:40]!r}: expected a whole number, 0 to {RESET_MAX}")
+    return int(text)
+
+
 class ShadowTopics:
     """See the module's text. One per catalog."""
 
@@ -93,8 +118,8 @@ class ShadowTopics:
         self._is_loaded = False
         self.behind: set[TopicName] = set()
         """Shadows that could not follow their source to more partitions yet."""
-        self.on_change: Callable[[ShadowRecord], None] = lambda _: None
-        """Called with each shadow that is made or changed, by whichever broker."""
+        self.on_first: Callable[[ShadowRecord], None] = lambda _: None
+        """Called with the first shadow of each source, whichever broker made it."""
 
     async def load(self) -> None:
         """Read all records, once. :raises MetadataError: they cannot be read, or a newer version wrote them."""
@@ -151,8 +176,10 @@ class ShadowTopics:
         if known is not None and known.source != record.source:
             self._forget(str(record.shadow))
         self._records[str(record.shadow)] = record
+        is_first = str(record.source) not in self._of
         self._of.setdefault(str(record.source), {})[str(record.shadow)] = record
-        self.on_change(record)
+        if is_first:
+            self.on_first(record)
 
     def _forget(self, name: str) -> None:
         record = self._records.pop(name)
@@ -171,6 +198,13 @@ class ShadowTopics:
             return []
         return [record for _, record in sorted(self._of.get(str(source.base), {}).items())]
 
+    def holding(self, source: TopicName) -> dict[str, bool]:
+        """The names of the shadows, or their partitions, that show this topic or partition; each with whether it holds
+        the source's ledgers. A topic may have ten thousand, and this is asked several times in a row."""
+        of = self._of.get(str(source.base), {})
+        suffix = "" if source.partition < 0 else keys.PARTITION + str(source.partition)
+        return {name + suffix: record.holds for name, record in of.items()}
+
     def schemas_of(self, name: TopicName) -> TopicName:
         """The topic whose schemas are those of ``name``: a shadow has its source's."""
         record = self.find(name)
@@ -179,31 +213,85 @@ class ShadowTopics:
     def all(self) -> list[ShadowRecord]:
         return list(self._records.values())
 
-    async def put(self, record: ShadowRecord) -> None:
-        """:raises MetadataError: it may not be written."""
-        await self._access.store.put(keys.shadow(record.shadow), encode(record.to_json()))
+    async def create(self, record: ShadowRecord, replaced: ShadowRecord | None = None) -> None:
+        """Write the record of a new shadow.
+
+        :param replaced: a record without a topic, in whose place it goes.
+        :raises AlreadyExists: another broker writes one, too.
+        :raises MetadataError: it may be written.
+        """
+        path = keys.shadow(record.shadow)
+        stored = None if replaced is None else await self._access.store.get(path)
+        if stored is not None and _read(path, stored) != replaced:
+            raise AlreadyExists(f"{record.shadow} has just been made by another broker")
+        try:
+            expected = ABSENT if stored is None else stored.version
+            await self._access.store.put(path, encode(record.to_json()), expected=expected)
+        except VersionConflict:
+            raise AlreadyExists(f"{record.shadow} is being made a shadow by another broker") from None
         self._learn(record)
 
-    async def list_in_source(self, shadow: TopicName, listed: bool) -> None:
-        """:raises NotFound: there is no such shadow."""
-        record = self.find(shadow)
-        if record is None:
-            raise NotFound(f"{shadow} is not a shadow topic")
-        if record.listed != listed:
-            await self.put(replace(record, listed=listed))
+    async def change(
+        self,
+        shadow: TopicName,
+        *,
+        source: TopicName | None = None,
+        holds: bool | None = None,
+        listed: bool | None = None,
+        reset_behind: int | None = None,
+    ) -> None:
+        """Change a shadow's record. None: unchanged.
 
-    async def delete(self, shadow: TopicName) -> None:
-        """Nothing happens if there is none. :raises MetadataError: it may still be there."""
-        record = self.find(shadow)
-        if record is not None:
-            await self._access.store.delete(keys.shadow(record.shadow))
-            if str(record.shadow) in self._records:
-                self._forget(str(record.shadow))
-            needs, name = keys.shadow_needs(record.source), keys.escape(str(record.shadow))
-            is_last = str(record.source) not in self._of
-            for path, _ in await self._access.store.scan(needs + "/"):
-                if is_last or path.rpartition("/")[2] == name:
-                    await self._access.store.delete(path)
+        :raises NotFound: there is no such shadow. One that is deleted at the same time does not come back.
+        :raises MetadataError: it may be changed.
+        """
+        path = keys.shadow(shadow)
+        given = {"source": source, "holds": holds, "listed": listed, "reset_behind": reset_behind}
+        wanted: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+
+        async def attempt() -> ShadowRecord | None:
+            stored = await self._access.store.get(path)
+            if stored is None:
+                raise NotFound(f"{shadow} is not a shadow topic")
+            known = _read(path, stored)
+            if (changed := replace(known, **wanted)) == known:
+                return known
+            try:
+                await self._access.store.put(path, encode(changed.to_json()), expected=stored.version)
+            except VersionConflict:
+                return None
+            return changed
+
+        self._learn(await self._access.retry(f"changing shadow {shadow}", attempt))
+
+    async def delete(self, record: ShadowRecord) -> None:
+        """Delete the record of this shadow, but not that of a later one of its name; nothing happens if it is gone.
+
+        :raises MetadataError: it may still be there.
+        """
+        path, shadow = keys.shadow(record.shadow), str(record.shadow)
+
+        async def attempt() -> bool | None:
+            stored = await self._access.store.get(path)
+            if stored is not None and not _read(path, stored).is_same(record):
+                return False
+            try:
+                if stored is not None:
+                    await self._access.store.delete(path, expected=stored.version)
+            except VersionConflict:
+                return None
+            return True
+
+        if not await self._access.retry(f"deleting shadow {shadow}", attempt):
+            return
+        known = self._records.get(shadow)
+        if known is not None and known.is_same(record):
+            self._forget(shadow)
+        needs, name = keys.shadow_needs(record.source), keys.escape(shadow)
+        is_last = str(record.source) not in self._of
+        for path, _ in await self._access.store.scan(needs + "/"):
+            if is_last or path.rpartition("/")[2] == name:
+                await self._access.store.delete(path)
 
 
 def _read(path: str, record: Record) -> ShadowRecord:

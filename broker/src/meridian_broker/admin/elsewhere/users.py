@@ -74,11 +74,12 @@ async def _of_other_kind(admin: AdminState, region: str, base: str, partitioned:
     try:
         async with asyncio.timeout(SECONDS):
             status, said = await ask(admin, region, "GET", f"{base}/partitions")
+            if status != 200 or not isinstance(said, Mapping) or (said.get("partitions", 0) > 0) == partitioned:
+                return ""
+            _, stats = await ask(admin, region, "GET", f"{base}/{'stats' if partitioned else 'partitioned-stats'}")
     except (Refused, TimeoutError):
         return ""
-    if status != 200 or not isinstance(said, Mapping):
-        return ""
-    return region if (said.get("partitions", 0) > 0) != partitioned else ""
+    return "" if isinstance(stats, Mapping) and _is_shadow(stats) else region
 
 
 async def _asked(
@@ -96,8 +97,15 @@ async def _asked(
         return ""
     if status != 200 or not isinstance(said, Mapping):
         return f"{region} cannot be asked: it answered with status {status}"
+    if _is_shadow(said):
+        return ""
     using = count(said)
     return f"{region} has {using} {what} of it" if using else ""
+
+
+def _is_shadow(stats: Mapping[str, Any]) -> bool:
+    """Whether these are a shadow's statistics: it stays in its region, whatever others do with topics of its name."""
+    return (stats.get("meridian") or {}).get("shadow") is not None
 
 
 def _consumers(said: Mapping[str, Any]) -> int:

@@ -15,8 +15,9 @@ from aiohttp import web
 from meridian_broker.admin.elsewhere.parts import Part, ask_each, done_by
 from meridian_broker.admin.http.access import check_administers
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, properties, state, topic_of, truth
+from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.metadata.errors import Invalid
-from meridian_broker.metadata.shadow_topics import HOLDS, RESETS, SOURCE
+from meridian_broker.metadata.shadow_topics import HOLDS, RESETS, SOURCE, checked_reset
 from meridian_broker.topics.service import removal, shadow_topics
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
@@ -34,7 +35,7 @@ async def listed(request: web.Request) -> web.Response:
 
 async def set_list(request: web.Request) -> web.Response:
     """Replace the list of the topic's shadows, which must exist already."""
-    name, given = await _source(request), await body(request)
+    name, given = await _source(request), await body(request, limit=LARGE_BODY_BYTES)
     if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
         raise Refused(412, "expected a list of names of shadow topics, with at least one in it")
     if len(given) > MOST:
@@ -112,8 +113,7 @@ async def _delete(request: web.Request, shadow: TopicName, *, force: bool) -> No
     is_partitioned = await admin.catalog.partitioned.on_record(shadow) is not None
     path = f"/admin/v2/{in_path(str(shadow))}{'/partitions' if is_partitioned else ''}?force={str(force).lower()}"
     done_by([one for one in await ask_each(request, [Part(shadow, "DELETE", path)]) if one.status != GONE])
-    await admin.catalog.shadows.refresh()
-    await admin.catalog.shadows.delete(shadow)
+    await removal.forget_remains(admin.service.opener, shadow)
 
 
 async def _source(request: web.Request) -> TopicName:
@@ -146,7 +146,7 @@ async def changed_properties(request: web.Request, name: TopicName, added: Mappi
     if gone == HOLDS or HOLDS in added:
         changed["holds"] = gone == HOLDS or truth(added[HOLDS], HOLDS)
     if gone == RESETS or RESETS in added:
-        changed["reset_behind"] = 0 if gone == RESETS else shadow_topics.checked_reset(str(added[RESETS]))
+        changed["reset_behind"] = 0 if gone == RESETS else checked_reset(str(added[RESETS]))
     if changed:
         await shadow_topics.change(opener, record.shadow, **changed)
 

@@ -175,6 +175,8 @@ async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
 async def _delete_as_elsewhere(request: web.Request, names: list[TopicName], stamp: Stamp) -> None:
     """Delete a topic that another region deleted. What was created after that stays."""
     name, partitioned = any_topic_of(request), state(request).catalog.partitioned
+    if await state(request).catalog.shadows.fetch(name) is not None:
+        return  # see ``removal.delete_as_elsewhere``
     known = await partitioned.deletion(name)
     if known is None or known.stamp < stamp:
         await partitioned.begin_deletion(name, stamp)
@@ -184,12 +186,14 @@ async def _delete_as_elsewhere(request: web.Request, names: list[TopicName], sta
 async def _delete_parts(request: web.Request, names: list[TopicName], stamp: Stamp, query: str) -> None:
     """Delete every partition at its owner, then the record."""
     name, admin = any_topic_of(request), state(request)
+    shadow = await admin.catalog.shadows.fetch(name)
     every = dict.fromkeys([*names, *await removal.partition_names(admin.service.opener, name)])
     paths = [(one, f"/admin/v2/{in_path(str(one))}?{query}") for one in every]
     said = await ask_each(request, [Part(one, "DELETE", path) for one, path in paths])
     done_by([one for one in said if one.status != GONE])
     await admin.catalog.partitioned.delete(name, stamp)
-    await admin.catalog.shadows.delete(name)
+    if shadow is not None:
+        await admin.catalog.shadows.delete(shadow)
 
 
 async def _check_unused(request: web.Request, names: list[TopicName]) -> None:

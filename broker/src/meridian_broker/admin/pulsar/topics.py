@@ -229,8 +229,10 @@ async def create_partitioned(request: web.Request) -> web.Response:
         having = properties(given.get("properties"))
         given = given.get("partitions")
     name, service = any_topic_of(request), state(request).service
-    await _follow_base(request, name)
     created = request.query.get("created")
+    if created is not None or "incarnation" in request.query:
+        shadows.check_not_shadow(request, name, "replicate to")
+    await _follow_base(request, name)
     if created is None and shadows.is_new_shadow(request, having):
         await shadow_topics.create(service.opener, name, _count(given), having, listed=False)
     elif created is None or not name.is_persistent:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.view import LogView
 from meridian_broker.metadata.errors import AlreadyExists
-from meridian_broker.metadata.shadow_topics import SOURCE
+from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord, made_as
 from meridian_broker.positions import Stamp
 from meridian_broker.topics import validation
 from meridian_broker.topics.context import TopicSetup
@@ -20,10 +22,13 @@ from meridian_broker.topics.lifecycle.shadow_source import ShadowSource
 from meridian_broker.topics.lifecycle.shadows_elsewhere import ShadowsElsewhere
 from meridian_broker.topics.lifecycle.unconfirmed import Unconfirmed
 from meridian_broker.topics.topic import Followed, Topic
+from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
     from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
+
+log = logging.getLogger(__name__)
 
 MAKING_MS: Final = 60_000
 """How long another broker may take to make a shadow whose record is there, by clocks that may differ a little."""
@@ -49,10 +54,7 @@ async def open_topic(
     fence = await parts.ownership.acquire(name)
     base = await _base_of(parts, name)
     metadata, exists = await deletion.acquired(parts, name, fence, base.deleting)
-    if not exists and base.partitions is None and (shadow := parts.catalog.shadows.find(name)) is not None:
-        if not parts.ownership.is_sole and parts.scheduler.now_ms() - shadow.made_ms < MAKING_MS:
-            raise TopicFenced(f"{name} is being made a shadow of {shadow.source}: look it up again")
-        await parts.catalog.shadows.delete(name)  # a crash left it: there is no such shadow
+    if not await _is_as_recorded(parts, name, metadata if exists else None, base):
         source = None
     if not exists:
         if not growing_to:
@@ -84,6 +86,47 @@ async def open_topic(
     return topic
 
 
+def may_be_made(parts: BrokerParts, shadow: ShadowRecord) -> bool:
+    """Whether another broker may be about to make the topic of a shadow that is on record."""
+    return not parts.ownership.is_sole and parts.scheduler.now_ms() - shadow.made_ms < MAKING_MS
+
+
+async def _is_as_recorded(parts: BrokerParts, name: TopicName, metadata: TopicMetadata | None, base: _Base) -> bool:
+    """Whether the record of shadows is right about this topic. If not, it is now: what the topic was made as counts,
+    because that was one write.
+
+    :param metadata: None: there is no such topic, or it is a partition that was never used.
+    :returns: False: the topic is no shadow.
+    :raises TopicFenced: it is a shadow of another topic than the record said, or is being made one.
+    """
+    shadows, shadow = parts.catalog.shadows, parts.catalog.shadows.find(name)
+    made = base.properties if name.partition >= 0 else None if metadata is None else metadata.record.properties
+    if made is None:
+        if shadow is not None and may_be_made(parts, shadow):
+            raise TopicFenced(f"{name} is being made a shadow of {shadow.source}: look it up again")
+        if shadow is not None and await _is_other_kind(parts, name):
+            return True  # there is no such topic, but the record is right
+    elif (named := made.get(SOURCE)) is not None:
+        if shadow is None and name.partition < 0:
+            await shadows.create(made_as(name, made))
+        elif shadow is not None and str(shadow.source) != named:
+            await shadows.change(shadow.shadow, source=topic_name.parse(named))
+        else:
+            return True
+        raise TopicFenced(f"{name} is a shadow of {named}, which the record of shadows did not say: look it up again")
+    if shadow is not None:
+        log.warning("%s is no shadow of %s: a creation that failed left a record", name, shadow.source)
+        await shadows.delete(shadow)
+    return False
+
+
+async def _is_other_kind(parts: BrokerParts, name: TopicName) -> bool:
+    """Whether the topic that a partition is named after has none, or a topic by this name has partitions."""
+    if name.partition >= 0:
+        return await parts.catalog.topics.find(name.base) is not None
+    return await parts.catalog.partitioned.on_record(name) is not None
+
+
 def _begin_shadow(topic: Topic, source: Topic | Followed | None) -> None:
     """It is replayed. :raises TopicFenced: its source was fenced meanwhile."""
     topic.begin()
@@ -102,6 +145,8 @@ class _Base(NamedTuple):
     incarnation: str = ""
     partitions: int | None = None
     """None: there is no such topic."""
+    properties: Mapping[str, str] | None = None
+    """None: as above."""
     created: Stamp | None = None
     deleting: str | None = None
     """Stamp of its deletion, which has begun."""
@@ -121,7 +166,7 @@ async def _base_of(parts: BrokerParts, name: TopicName) -> _Base:
         raise NotAllowed(f"{name.base} is a shadow in another region: read {record.properties[SOURCE]} here")
     if record is None or record.deleting is not None:
         return _Base(incarnation, deleting=None if record is None else record.deleting)
-    return _Base(incarnation, record.partitions, record.created)
+    return _Base(incarnation, record.partitions, record.properties, record.created)
 
 
 async def _open(
@@ -169,7 +214,7 @@ async def _open(
         base_incarnation="" if base.partitions is None else base.incarnation,
         keeps_quotas=parts.backlog_quotas,
         shadow_of=None if shadow is None else str(shadow.source_of(name)),
-        shadows=lambda: {str(one.shadow_of(name)): one.holds for one in parts.catalog.shadows.of(name)},
+        shadows=dict if shadow is not None else lambda: parts.catalog.shadows.holding(name),
         shadows_elsewhere=None if parts.ownership.is_sole else ShadowsElsewhere(parts, name),
     )
     topic = Topic(

@@ -285,9 +285,9 @@ def open_of(topics: Mapping[str, Topic], name: TopicName) -> list[Topic]:
 
 def check_waiting(registry: TopicRegistry) -> None:
     """Open shadows again that wait for a source which another broker may serve by now. Called periodically."""
-    shadows, ownership = registry.parts.catalog.shadows, registry.parts.ownership
-    for record in () if ownership.is_sole else shadows.all():
-        for shadow in open_of(registry.topics, record.shadow):
-            source = record.source_of(topic_name.parse(shadow.name))
-            if isinstance(shadow.log, LogView) and shadow.log.is_alone and not ownership.holds(source):
-                shadow.fence(f"its source {source} goes to another broker")
+    ownership = registry.parts.ownership
+    for shadow in () if ownership.is_sole else list(registry.topics.values()):
+        if (source := shadow.shadow_of) is None or not isinstance(shadow.log, LogView):
+            continue
+        if shadow.log.is_alone and not ownership.holds(topic_name.parse(source)):
+            shadow.fence(f"its source {source} goes to another broker")

@@ -70,7 +70,7 @@ class TopicOpener:
         self._announcing = WeakSet[Topic]()
         """Sources that shadows at other brokers may follow."""
         if not registry.parts.ownership.is_sole:
-            registry.parts.catalog.shadows.on_change = self._shadow_changed
+            registry.parts.catalog.shadows.on_first = self._has_shadows
 
     async def topic(
         self,
@@ -209,8 +209,8 @@ class TopicOpener:
         if shadow.failure is not None or shadow.source is None or not shadow.source.returned(source):
             shadow.fence(f"its source {source.name} is back")
 
-    def _shadow_changed(self, record: ShadowRecord) -> None:
-        """A broker, perhaps this one, made a shadow: it may follow the source that is open here."""
+    def _has_shadows(self, record: ShadowRecord) -> None:
+        """A broker, perhaps this one, made the first shadow of a source: it may follow the source that is open here."""
         for source in open_of(self.registry.topics, record.source):
             self._announce(source)
 

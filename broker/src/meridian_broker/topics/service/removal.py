@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.metadata.deletions import Deletion
@@ -23,7 +23,7 @@ from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.topics.journal.topic_record import stamp_of
-from meridian_broker.topics.lifecycle import deletion, orphans, quarantine
+from meridian_broker.topics.lifecycle import deletion, opening, orphans, quarantine
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
+
+SHOWN: Final = 20
+"""Shadows named when their source is not deleted because of them."""
 
 Check = Callable[["Topic"], None]
 """Raises if the topic may not be deleted."""
@@ -61,14 +64,19 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
         async with AsyncExitStack() as locks:
             topics = await hold(opener, [name], locks)
             if not topics:
+                await forget_remains(opener, name)
                 raise TopicNotFound(f"topic {name} does not exist")
+            await check_no_shadows(opener, name)  # again, now that none is made here
+            shadow = await opener.parts.catalog.shadows.fetch(name) if name.partition < 0 else None
             stamp = await new_stamp(opener, name)
             await remove(opener, topics, check, stamp, begun)
-            if name.partition < 0:
-                await opener.parts.catalog.shadows.delete(name)
+            if shadow is not None:
+                await opener.parts.catalog.shadows.delete(shadow)
         return stamp
     async with AsyncExitStack() as locks:
         await locks.enter_async_context(opener.registry.lock(str(name)))
+        await check_no_shadows(opener, name)
+        shadow = await opener.parts.catalog.shadows.fetch(name)
         names = await partition_names(opener, name)
         if not name.is_persistent:
             opener.registry.non_persistent.delete(names, force=force, partitioned=True)
@@ -77,27 +85,57 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
         stamp = await new_stamp(opener, name)
         await remove(opener, topics, check, stamp, begun, partitioned=name)
         gone = await partitioned.delete(name, stamp)  # this holds for partitions that were never used, too
-        await opener.parts.catalog.shadows.delete(name)
+        if shadow is not None:
+            await opener.parts.catalog.shadows.delete(shadow)
         return gone
+
+
+async def exists(opener: TopicOpener, name: TopicName) -> bool:
+    """Whether there is a persistent topic of this name, partitioned or not; true also if its deletion has begun."""
+    catalog = opener.parts.catalog
+    return await catalog.partitioned.on_record(name) is not None or await catalog.topics.find(name) is not None
+
+
+async def forget_remains(opener: TopicOpener, name: TopicName) -> None:
+    """Delete the record of a shadow that has no topic, because a deletion, or a creation, ended in between.
+
+    :raises MetadataError: it may still be there.
+    """
+    record = await opener.parts.catalog.shadows.fetch(name)
+    if record is None or opening.may_be_made(opener.parts, record):
+        return
+    if not await exists(opener, record.shadow):
+        await opener.parts.catalog.shadows.delete(record)
 
 
 async def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
     """:raises TopicInUse: the topic, or the one that it is a partition of, has shadows."""
     if not opener.parts.ownership.is_sole:  # another broker may have made one just now
         await opener.parts.catalog.shadows.refresh()
+    for record in opener.parts.catalog.shadows.of(name):
+        if await exists(opener, record.shadow) or opening.may_be_made(opener.parts, record):
+            break
+        await opener.parts.catalog.shadows.delete(record)
     if shadows := opener.parts.catalog.shadows.of(name):
-        listed = ", ".join(str(one.shadow) for one in shadows)
-        raise TopicInUse(f"{name.base} has shadows, {listed}: delete these first, or all together with ?cascade=true")
+        listed = ", ".join(str(one.shadow) for one in shadows[:SHOWN])
+        more = f" and {len(shadows) - SHOWN} more" if len(shadows) > SHOWN else ""
+        raise TopicInUse(
+            f"{name.base} has shadows, {listed}{more}: delete these first, or all together with ?cascade=true"
+        )
 
 
 async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
     """Follow the deletion of another region, even if the topic is in use here or does not exist (R8).
+
+    A shadow stays: it is a topic of this region alone, and the other region's had nothing but its name.
 
     A link may have reported the deletion before: what was made since then stays. What is of the other kind here, with
     partitions or without (``kinds.py``), was never replicated to the region that deleted: it is quarantined.
 
     :raises TopicFenced: it was opened, or grew, meanwhile.
     """
+    if await opener.parts.catalog.shadows.fetch(name) is not None:
+        return
     async with AsyncExitStack() as locks:
         names = await _names_of_both_kinds(opener, name)
         topics = [one for one in await hold(opener, names, locks) if stamp_of(one.incarnation) < stamp]
@@ -190,8 +228,10 @@ async def finish(opener: TopicOpener, name: TopicName) -> None:
             return
         stamp = Stamp.parse(record.deleting)
         left = await hold(opener, await partition_names(opener, name), locks)  # opening deletes what that run left
+        shadow = await opener.parts.catalog.shadows.fetch(name)
         await opener.parts.catalog.partitioned.delete(name, stamp)
-        await opener.parts.catalog.shadows.delete(name)
+        if shadow is not None:
+            await opener.parts.catalog.shadows.delete(shadow)
         log.info("partitioned topic %s: completed a deletion that was begun earlier", name)
     if left:  # recreated, and the metadata is an older copy
         await orphans.make_partitioned(opener.parts, name, 1 + max(topic.partition for topic in left))

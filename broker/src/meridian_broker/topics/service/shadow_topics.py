@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
-from meridian_broker.metadata.shadow_topics import HOLDS, RESET_MAX, RESETS, SOURCE, ShadowRecord
+from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord, made_as
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.topics import validation
@@ -58,35 +57,43 @@ async def create(
     :raises TopicNotFound: there is no such source.
     :raises NotAllowed: not in this region.
     """
-    source = topic_name.parse(properties[SOURCE])
-    holds = properties.get(HOLDS, "true").lower()
-    if holds not in ("true", "false"):
-        raise Invalid(f"property {HOLDS} is {properties[HOLDS]!r}: expected true or false")
-    now_ms, reset_behind = opener.parts.scheduler.now_ms(), checked_reset(properties.get(RESETS, "0"))
-    record = ShadowRecord(shadow, source, holds == "true", listed, now_ms, reset_behind)
+    record = made_as(shadow, properties, listed=listed, made_ms=opener.parts.scheduler.now_ms())
+    source = record.source
     await as_stored(opener)
     _check_names(opener, record)
-    count = await _partitions_of_source(opener, source)
-    if partitions is not None and partitions != count:
-        raise Invalid(
-            f"{shadow} would have {_number(partitions)}, and its source {source} has {_number(count)}: they must match"
-        )
-    having = {**properties, SOURCE: str(source)}
-    async with opener.registry.lock(str(shadow)):
-        if await _exists(opener, shadow):
-            raise AlreadyExists(f"topic {shadow} exists already")
-        await opening.check_room(opener.parts, shadow, max(count, 1))
-        await opener.parts.catalog.shadows.put(record)
-        try:
-            await _create_topic(opener, shadow, count, having)
-        except Exception:
-            if not await _is_shadow(opener, shadow):
-                await opener.parts.catalog.shadows.delete(shadow)
-            raise
+    async with opener.registry.lock(str(source)):  # neither deleted nor given partitions meanwhile, by this broker
+        count = await _partitions_of_source(opener, source)
+        if partitions is not None and partitions != count:
+            raise Invalid(
+                f"{shadow} would have {_number(partitions)}, and its source {source} has {_number(count)}: they must "
+                "match"
+            )
+        async with opener.registry.lock(str(shadow)):
+            await _make(opener, record, count, {**properties, SOURCE: str(source)})
     names = [shadow] if not count else [shadow.with_partition(index) for index in range(count)]
     jobs = [partial(_open, opener, name, create=bool(count)) for name in names]
     await run_all(opener.parts.scheduler, jobs, "open a shadow")
     log.info("%s is now a shadow of %s", shadow, source)
+
+
+async def _make(opener: TopicOpener, record: ShadowRecord, count: int, having: dict[str, str]) -> None:
+    """Write both records. The caller holds the lock of the shadow's name."""
+    shadow, shadows = record.shadow, opener.parts.catalog.shadows
+    if await removal.exists(opener, shadow):
+        raise AlreadyExists(f"topic {shadow} exists already")
+    await opening.check_room(opener.parts, shadow, max(count, 1))
+    left = await shadows.fetch(shadow)
+    if left is not None and opening.may_be_made(opener.parts, left):
+        raise AlreadyExists(f"{shadow} is being made a shadow of {left.source} by another broker")
+    await shadows.create(record, left)
+    try:
+        # Another broker that deletes the source looks for shadows after this, or has deleted it before.
+        await _partitions_of_source(opener, record.source)
+        await _create_topic(opener, shadow, count, having)
+    except Exception:
+        if not await _is_shadow(opener, shadow):
+            await shadows.delete(record)
+        raise
 
 
 async def as_stored(opener: TopicOpener) -> None:
@@ -155,12 +162,6 @@ async def _partitions_of_source(opener: TopicOpener, source: TopicName) -> int:
     return 0
 
 
-async def _exists(opener: TopicOpener, name: TopicName) -> bool:
-    """True also if its deletion has begun."""
-    catalog = opener.parts.catalog
-    return await catalog.partitioned.on_record(name) is not None or await catalog.topics.find(name) is not None
-
-
 def _number(partitions: int) -> str:
     return f"{partitions} partitions" if partitions else "no partitions"
 
@@ -185,7 +186,12 @@ async def set_list(opener: TopicOpener, source: TopicName, names: Sequence[str])
         if record is None or record.source != source or record.shadow != name:
             raise Invalid(f"{name} is not a shadow of {source}: make it with the property {SOURCE}={source}")
     for one in shadows.of(source):
-        await shadows.list_in_source(one.shadow, one.shadow in wanted)
+        if one.listed != (one.shadow in wanted):
+            try:
+                await shadows.change(one.shadow, listed=one.shadow in wanted)
+            except NotFound:  # it was deleted meanwhile
+                if one.shadow in wanted:
+                    raise
 
 
 async def change(
@@ -197,19 +203,7 @@ async def change(
     :param reset_behind: see ``ShadowRecord``.
     :raises NotFound: it is not a shadow.
     """
-    record = opener.parts.catalog.shadows.find(shadow)
-    if record is None:
-        raise NotFound(f"{shadow} is not a shadow topic")
-    holds = record.holds if holds is None else holds
-    reset_behind = record.reset_behind if reset_behind is None else reset_behind
-    await opener.parts.catalog.shadows.put(replace(record, holds=holds, reset_behind=reset_behind))
-
-
-def checked_reset(text: str) -> int:
-    """The value of the property ``RESETS``. :raises Invalid: it is not valid."""
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(RESET_MAX)) and int(text) <= RESET_MAX):
-        raise Invalid(f"property {RESETS} is {text[:40]!r}: expected a whole number, 0 to {RESET_MAX}")
-    return int(text)
+    await opener.parts.catalog.shadows.change(shadow, holds=holds, reset_behind=reset_behind)
 
 
 # -- deleting ------------------------------------------------------------------------------------------------------
@@ -225,7 +219,7 @@ async def delete_shadows(opener: TopicOpener, source: TopicName, *, force: bool)
         try:
             await removal.delete(opener, record.shadow, force=force)
         except (NotFound, TopicNotFound):
-            await opener.parts.catalog.shadows.delete(record.shadow)
+            await opener.parts.catalog.shadows.delete(record)
 
 
 # -- looking after them --------------------------------------------------------------------------------------------
@@ -236,10 +230,9 @@ async def look_after(opener: TopicOpener) -> None:
     for record in opener.parts.catalog.shadows.all():
         try:
             async with opener.registry.lock(str(record.shadow)):
-                if not await _exists(opener, record.shadow):
-                    now_ms = opener.parts.scheduler.now_ms()
-                    if opener.parts.ownership.is_sole or now_ms - record.made_ms > opening.MAKING_MS:
-                        await opener.parts.catalog.shadows.delete(record.shadow)
+                if not await removal.exists(opener, record.shadow):
+                    if not opening.may_be_made(opener.parts, record):
+                        await opener.parts.catalog.shadows.delete(record)
                     continue
             opener.parts.catalog.shadows.behind.add(record.shadow)
         except MetadataError as error:

@@ -57,6 +57,7 @@ async def remove_unused(opener: TopicOpener) -> None:
                     if record is not None:
                         await locks.enter_async_context(opener.registry.lock(str(base)))
                     held = await removal.hold(opener, names, locks)
+                    await removal.check_no_shadows(opener, base)  # now that none is made here
                     await removal.remove(opener, held, check, await removal.new_stamp(opener, base))
                 log.info("%s was unused and has been removed", base)
 
