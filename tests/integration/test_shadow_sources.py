@@ -230,3 +230,21 @@ async def test_a_shadow_stores_nothing(tmp_path: Path) -> None:
         assert len(await all_of(await opened(broker, T))) == 3
         assert len(await broker.ledgers.list()) <= before
         assert broker.catalog.shadows.all() == []
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_shadow_stays_one_whatever_partition_of_it_a_client_names(tmp_path: Path, partitions: int) -> None:
+    """Clients may name a partition of a topic that has none, or the whole topic instead of a partition."""
+    wrong = V if partitions else V.with_partition(0)
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        if partitions:
+            await broker.catalog.partitioned.create(T, partitions)
+        else:
+            await publish(broker, T, 3)
+        await shadow_topics.create(broker.service.opener, V, None, {SOURCE: str(T)}, listed=True)
+        record = broker.catalog.shadows.find(V)
+        wire = await RawConnection.open(broker.settings.network.broker_service_port)
+        wire.ask_producer(str(wrong))
+        assert "partition" in (await wire.hear(pb.BaseCommand.ERROR)).message
+        await wire.close()
+        assert await broker.catalog.shadows.fetch(V) == record is not None, "it is an ordinary topic from now on"

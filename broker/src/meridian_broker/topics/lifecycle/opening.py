@@ -23,10 +23,11 @@ from meridian_broker.topics.topic import Followed, Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
+    from meridian_broker.metadata.shadow_topics import ShadowRecord
     from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
 
 MAKING_MS: Final = 60_000
-"""How long another broker may take to make a shadow whose record is there, by clocks that may differ a little."""
+"""How long it may take to make a shadow whose record is there, by clocks of brokers that may differ a little."""
 
 
 async def open_topic(
@@ -49,8 +50,9 @@ async def open_topic(
     fence = await parts.ownership.acquire(name)
     base = await _base_of(parts, name)
     metadata, exists = await deletion.acquired(parts, name, fence, base.deleting)
-    if not exists and base.partitions is None and (shadow := parts.catalog.shadows.find(name)) is not None:
-        if not parts.ownership.is_sole and parts.scheduler.now_ms() - shadow.made_ms < MAKING_MS:
+    if not exists and base.partitions is None and (shadow := await _left_over(parts, name)) is not None:
+        is_locked = parts.ownership.is_sole and name.partition < 0  # so nobody is making it just now
+        if not is_locked and parts.scheduler.now_ms() - shadow.made_ms < MAKING_MS:
             raise TopicFenced(f"{name} is being made a shadow of {shadow.source}: look it up again")
         await parts.catalog.shadows.delete(name)  # a crash left it: there is no such shadow
         source = None
@@ -82,6 +84,15 @@ async def open_topic(
         topic.log.restore_joined(metadata.record.joined, is_joined=topic.backfill.is_complete)
     topic.begin()
     return topic
+
+
+async def _left_over(parts: BrokerParts, name: TopicName) -> ShadowRecord | None:
+    """The record of a shadow that has no topic, with partitions or without. ``name`` alone does not tell: a client may
+    name a partition of a topic that has none."""
+    shadow, whole = parts.catalog.shadows.find(name), name.base
+    if shadow is None or await parts.catalog.topics.find(whole) is not None:
+        return None
+    return shadow if await parts.catalog.partitioned.on_record(whole) is None else None
 
 
 def _begin_shadow(topic: Topic, source: Topic | Followed | None) -> None:
