@@ -188,8 +188,7 @@ async def _delete_parts(request: web.Request, names: list[TopicName], stamp: Sta
     paths = [(one, f"/admin/v2/{in_path(str(one))}?{query}") for one in every]
     said = await ask_each(request, [Part(one, "DELETE", path) for one, path in paths])
     done_by([one for one in said if one.status != GONE])
-    await admin.catalog.partitioned.delete(name, stamp)
-    await admin.catalog.shadows.delete(name)
+    await removal.forget_partitions(admin.catalog, name, stamp)
 
 
 async def _check_unused(request: web.Request, names: list[TopicName]) -> None:

@@ -75,6 +75,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             _check_may(connection, asked, name)
         if not connection.is_peer:
             connection.broker.check_for_clients(str(name))
+        if remote is not None:
+            service.registry.check_for_regions(name)
         incarnation = None if remote is None else asked.replication_source.incarnation
         told = None if incarnation is None else await incarnations.differing(service.opener, name, incarnation)
         if told is not None:

@@ -24,6 +24,7 @@ async def answer(opener: TopicOpener, asker: str, want: Want) -> Found:
     :raises LedgerError: the entries cannot be read.
     """
     name = topic_name.parse(want.topic)
+    opener.registry.check_for_regions(name)
     try:
         topic = await opener.topic(name, create=False)
     except TopicNotFound:

@@ -28,6 +28,7 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
+    from meridian_broker.metadata.catalog import Catalog
     from meridian_broker.topics.service.opener import TopicOpener
     from meridian_broker.topics.topic import Topic
 
@@ -76,9 +77,19 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
         topics = await hold(opener, names, locks)
         stamp = await new_stamp(opener, name)
         await remove(opener, topics, check, stamp, begun, partitioned=name)
-        gone = await partitioned.delete(name, stamp)  # this holds for partitions that were never used, too
-        await opener.parts.catalog.shadows.delete(name)
-        return gone
+        return await forget_partitions(opener.parts.catalog, name, stamp)
+
+
+async def forget_partitions(catalog: Catalog, name: TopicName, stamp: Stamp) -> Stamp:
+    """The last step of deleting a partitioned topic, which holds for partitions that were never used, too.
+
+    :raises NotFound: it does not exist any more.
+    """
+    if catalog.shadows.find(name) is None:
+        return await catalog.partitioned.delete(name, stamp)
+    await catalog.partitioned.forget(name)
+    await catalog.shadows.delete(name)
+    return stamp
 
 
 async def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
@@ -190,8 +201,7 @@ async def finish(opener: TopicOpener, name: TopicName) -> None:
             return
         stamp = Stamp.parse(record.deleting)
         left = await hold(opener, await partition_names(opener, name), locks)  # opening deletes what that run left
-        await opener.parts.catalog.partitioned.delete(name, stamp)
-        await opener.parts.catalog.shadows.delete(name)
+        await forget_partitions(opener.parts.catalog, name, stamp)
         log.info("partitioned topic %s: completed a deletion that was begun earlier", name)
     if left:  # recreated, and the metadata is an older copy
         await orphans.make_partitioned(opener.parts, name, 1 + max(topic.partition for topic in left))
