@@ -29,6 +29,7 @@ from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.gateway.authentication import EXPORT_SCOPE, NotAuthenticated
 from meridian_broker.gateway.tls import channel_binding
 from meridian_broker.topics.errors import NotAllowed
+from meridian_broker.topics.service import shadow_topics
 from meridian_broker.wire.peer_proof import NotProven
 from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Admitted, Call
 
@@ -127,7 +128,7 @@ async def _admit(request: web.Request, header: str) -> web.Response | None:
         raise Refused(403, f"{request.method} {request.path} is not for brokers of other regions")
     if "topic" in request.match_info and request[ADMITTED].region != state.region:
         try:
-            state.service.registry.check_for_regions(any_topic_of(request))
+            shadow_topics.check_for_regions(state.service.parts, any_topic_of(request))
         except NotAllowed as error:
             raise Refused(404, str(error)) from None
     return None

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.topics.directory import listing
-from meridian_broker.topics.errors import NotAllowed, NotInThisRegion, TopicNotFound
+from meridian_broker.topics.errors import NotInThisRegion, TopicNotFound
 from meridian_broker.topics.nonpersistent.topics import NonPersistentTopics
 
 if TYPE_CHECKING:
@@ -67,18 +67,6 @@ class TopicRegistry:
             raise NotInThisRegion(
                 f"{name} exists in {', '.join(sorted(regions))} but not in {here}: connect there, or add "
                 f"{here} to the clusters of namespace {name.namespace_name}"
-            )
-
-    def check_for_regions(self, name: TopicName) -> None:
-        """For other regions, which may have a topic of a shadow's name. Nothing about that concerns the shadow.
-
-        :raises NotAllowed: it is a shadow.
-        """
-        shadow = self.parts.catalog.shadows.find(name)
-        if shadow is not None:
-            raise NotAllowed(
-                f"{self.parts.region} uses the name {shadow.shadow} for a shadow of {shadow.source}, which no other "
-                f"region shares: to have the topic in {self.parts.region}, delete the shadow there"
             )
 
     async def names(self, namespace: str) -> list[str]:

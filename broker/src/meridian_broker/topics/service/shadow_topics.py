@@ -37,6 +37,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
     from meridian_broker.metadata.shadow_topics import ShadowTopics
+    from meridian_broker.topics.lifecycle.parts import BrokerParts
     from meridian_broker.topics.service.opener import TopicOpener
     from meridian_broker.topics.service.partition_growth import Owners
 
@@ -210,6 +211,22 @@ def checked_reset(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(RESET_MAX)) and int(text) <= RESET_MAX):
         raise Invalid(f"property {RESETS} is {text[:40]!r}: expected a whole number, 0 to {RESET_MAX}")
     return int(text)
+
+
+# -- other regions -------------------------------------------------------------------------------------------------
+
+
+def check_for_regions(parts: BrokerParts, name: TopicName) -> None:
+    """For other regions, which may have a topic of a shadow's name. Nothing about that topic concerns the shadow.
+
+    :raises NotAllowed: it is a shadow.
+    """
+    record = parts.catalog.shadows.find(name)
+    if record is not None:
+        raise NotAllowed(
+            f"{parts.region} uses the name {record.shadow} for a shadow of {record.source}, which no other region "
+            f"shares: to have the topic in {parts.region}, delete the shadow there"
+        )
 
 
 # -- deleting ------------------------------------------------------------------------------------------------------
