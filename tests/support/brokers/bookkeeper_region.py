@@ -23,7 +23,7 @@ class Region:
         """:param settings: of both brokers, in addition to the usual ones."""
         self._settings = settings or {}
         self.name = f"shared-{next(_regions)}"
-        self._etcd = bookies.url
+        self.etcd_url = bookies.url
         self._directory = directory
         self.brokers = {broker_id: self.broker(broker_id, {"brokerId": broker_id}) for broker_id in ("a", "b")}
 
@@ -31,7 +31,7 @@ class Region:
         """A broker of the region, not started."""
         settings = {"managedLedgerStorage": "bookkeeper", **self._settings, **more}
         return BrokerProcess(
-            self.name, self._directory / directory, settings=settings, metadata_url=f"etcd:{self._etcd}"
+            self.name, self._directory / directory, settings=settings, metadata_url=f"etcd:{self.etcd_url}"
         )
 
     @property

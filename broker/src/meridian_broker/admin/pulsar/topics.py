@@ -132,12 +132,12 @@ async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -
         others = admin.service.parts.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
         path = request.rel_url.raw_path
         forced = flag(request, "force")
-        if flag(request, "cascade"):
-            await shadows.delete_all(request, name, force=forced)
-        else:
+        if not flag(request, "cascade"):
             await removal.check_no_shadows(admin.service.opener, name)
         if others and not forced:
             await check_deletion(admin, name, others, path)
+        if flag(request, "cascade"):
+            await shadows.delete_all(request, name, force=forced)
         await _delete_everywhere(admin, name, others, path, force=forced)
     if flag(request, "deleteSchema") and name.partition < 0:
         await admin.catalog.schemas.delete(name)

@@ -98,7 +98,10 @@ async def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
         await opener.parts.catalog.shadows.refresh()
     if shadows := opener.parts.catalog.shadows.of(name):
         listed = ", ".join(str(one.shadow) for one in shadows)
-        raise TopicInUse(f"{name.base} has shadows, {listed}: delete these first, or all together with ?cascade=true")
+        raise TopicInUse(
+            f"{name.base} has shadows, {listed}: delete these first, or all together: with ?cascade=true, or --cascade "
+            "on the command line"
+        )
 
 
 async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
@@ -290,6 +293,14 @@ def _check_no_clients(topic: Topic) -> None:
     """:raises TopicInUse: somebody is connected."""
     if busy := clients(topic):
         raise TopicInUse(f"{topic.name} has {busy} producers and consumers: close them, or force")
+
+
+async def check_unused(opener: TopicOpener, name: TopicName) -> None:
+    """:raises TopicInUse: somebody is connected to the topic, or to one of its partitions."""
+    for one in [name, *await partition_names(opener, name)]:
+        topic = opener.registry.topics.get(str(one))
+        if topic is not None:
+            _check_no_clients(topic)
 
 
 def clients(topic: Topic) -> int:

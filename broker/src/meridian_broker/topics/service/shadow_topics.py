@@ -75,7 +75,12 @@ async def create(
     having = {**properties, SOURCE: str(source)}
     async with opener.registry.lock(str(shadow)):
         if await _exists(opener, shadow):
-            raise AlreadyExists(f"topic {shadow} exists already")
+            known = opener.parts.catalog.shadows.find(shadow)
+            if known is not None and known.source == source:
+                raise AlreadyExists(f"{shadow} is a shadow of {source} already")
+            raise AlreadyExists(
+                f"topic {shadow} exists already: choose another name for the shadow, or delete that topic"
+            )
         await opening.check_room(opener.parts, shadow, max(count, 1))
         await opener.parts.catalog.shadows.put(record)
         try:
@@ -134,7 +139,7 @@ def _check_names(opener: TopicOpener, record: ShadowRecord) -> None:
     if (of := shadows.find(source)) is not None:
         raise Invalid(f"{source} is a shadow of {of.source}: make {shadow} a shadow of that one")
     if shadows.of(shadow):
-        raise Invalid(f"{shadow} has shadows itself, so it cannot be one")
+        raise Invalid(f"{shadow} has shadows itself, so it cannot be one: choose another name")
     try:
         opener.registry.check_lives_here(source)
     except NotInThisRegion as error:
@@ -235,9 +240,13 @@ def check_for_regions(parts: BrokerParts, name: TopicName) -> None:
 async def delete_shadows(opener: TopicOpener, source: TopicName, *, force: bool) -> None:
     """Delete all shadows of a topic, before the topic itself.
 
-    :raises TopicInUse: clients are connected to one, and ``force`` is not given.
+    :raises TopicInUse: ``force`` is not given, and clients are connected to the topic or to a shadow. All stay then,
+        unless they connected just now.
     """
     await as_stored(opener)
+    if not force:
+        for name in [source, *(one.shadow for one in opener.parts.catalog.shadows.of(source))]:
+            await removal.check_unused(opener, name)
     for record in opener.parts.catalog.shadows.of(source):
         try:
             await removal.delete(opener, record.shadow, force=force)
