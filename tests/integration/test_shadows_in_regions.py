@@ -140,3 +140,20 @@ async def test_acknowledgements_in_another_topic_of_its_name_are_none_in_the_sha
 
     await until(is_refused)
     assert not view.subscriptions["s"].replicated and view.subscriptions["s"].cursor.backlog() == 3
+
+
+@pytest.mark.parametrize("partitions", [0, PARTITIONS])
+async def test_a_source_with_a_shadow_in_another_region_is_not_deleted(two: Two, partitions: int) -> None:
+    """Whichever region is asked. Its shadow would be empty, and its subscriptions would lose all that they are owed."""
+    await make(two.east, T, partitions)
+    await published_to_source(two, partitions)
+    views = await shadow_in_east(two, partitions)
+    await shadow_topics.set_list(two.east.process.service.opener, T, [])  # made, and not listed yet
+    path = f"/admin/v2/persistent/public/default/t{'/partitions' if partitions else ''}"
+    for region, query in ((two.east, ""), (two.west, ""), (two.west, "?cascade=true")):
+        refused = await asyncio.to_thread(http, "DELETE", f"{region.admin_url}{path}{query}")
+        assert refused.status == 412 and f"has shadows, {V}" in refused.reason, refused.text
+    assert shown(two.east, partitions) == views
+    assert all(two.west.stored(str(name)) == 3 for name in names(partitions, T))
+    await delete(two.east, partitions)
+    assert (await asyncio.to_thread(http, "DELETE", two.west.admin_url + path)).status == 204

@@ -65,12 +65,10 @@ def create(console: Console, source: TopicName, topic: TopicName, holds: bool, r
 def listed(console: Console, source: TopicName) -> None:
     """Shadows of SOURCE, by name.
 
-    Those made by Pulsar's clients are among them once these have written them to SOURCE's list.
-
     \b
       meridian topics shadow list orders
     """
-    console.names(console.admin.get(f"{source.path}/shadowTopics"))
+    console.names(console.admin.get(f"{source.path}/shadowTopics", {"all": "true"}))
 
 
 @shadow.command("delete")

@@ -30,9 +30,9 @@ SHOWN: Final = 5
 
 
 async def listed(request: web.Request) -> web.Response:
-    """The list of the topic's shadows."""
-    name = await _source(request)
-    return answer(shadow_topics.listed(state(request).catalog.shadows, name))
+    """The list of the topic's shadows. ``?all=true``: also those that are not in the list."""
+    name, shadows = await _source(request), state(request).catalog.shadows
+    return answer(shadow_topics.listed(shadows, name, unlisted=flag(request, "all")))
 
 
 async def set_list(request: web.Request) -> web.Response:

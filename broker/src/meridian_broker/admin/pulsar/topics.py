@@ -11,7 +11,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from meridian_broker.admin.elsewhere.everywhere import ask_all
-from meridian_broker.admin.elsewhere.users import split_objections, topic_objections
+from meridian_broker.admin.elsewhere.users import shadow_objections, split_objections, topic_objections
 from meridian_broker.admin.http.requests import (
     Refused,
     answer,
@@ -144,14 +144,17 @@ async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -
 
 
 async def check_deletion(admin: AdminState, name: TopicName, others: Collection[str], path: str) -> None:
-    """:raises Refused: another region uses the topic, has one of the other kind by that name, or cannot be asked."""
-    used, split = await asyncio.gather(
-        topic_objections(admin, str(name), others, path), split_objections(admin, str(name), others, path)
+    """:raises Refused: another region uses the topic, has shadows of it or a topic of the other kind by that name, or
+    cannot be asked."""
+    used, shadowed, split = await asyncio.gather(
+        topic_objections(admin, str(name), others, path),
+        shadow_objections(admin, str(name), others, path),
+        split_objections(admin, str(name), others, path),
     )
     if split is not None:
         raise Refused(422, split)
-    if used is not None:
-        raise Refused(412, used)
+    if (objection := shadowed or used) is not None:
+        raise Refused(412, objection)
 
 
 async def _delete_everywhere(

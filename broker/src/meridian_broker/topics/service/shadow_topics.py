@@ -174,9 +174,12 @@ def _number(partitions: int) -> str:
 # -- the list of a source ------------------------------------------------------------------------------------------
 
 
-def listed(shadows: ShadowTopics, source: TopicName) -> list[str]:
-    """The shadows in a source's list."""
-    return [str(one.shadow) for one in shadows.of(source) if one.listed]
+def listed(shadows: ShadowTopics, source: TopicName, *, unlisted: bool = False) -> list[str]:
+    """The shadows in a source's list.
+
+    :param unlisted: and those that are not in it.
+    """
+    return [str(one.shadow) for one in shadows.of(source) if one.listed or unlisted]
 
 
 async def set_list(opener: TopicOpener, source: TopicName, names: Sequence[str]) -> None:
