@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pulsar
 import pytest
+from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed, RequestRefused
 from meridian_broker.gateway.client_options import ClientOptions
@@ -492,16 +493,41 @@ def test_of_two_brokers_asked_for_one_shadow_at_once_one_makes_it(region: Region
         assert anywhere(region, "DELETE", f"{TOPICS}/{source}").status == 204, "something is left of a shadow"
 
 
-def test_deleting_with_cascade_reaches_shadows_at_other_brokers(region: Region) -> None:
+def keys(region: Region) -> set[str]:
+    """All of the region's keys in etcd."""
+
+    async def scanned() -> set[str]:
+        store = await EtcdMetadataStore.connect(region.etcd_url, f"meridian/{region.name}")
+        try:
+            return {path for path, _ in await store.scan("/")}
+        finally:
+            await store.close()
+
+    return asyncio.run(scanned())
+
+
+def test_deleting_with_cascade_reaches_shadows_at_other_brokers_or_none(region: Region) -> None:
     pair = made(region)
     for broker in region.brokers.values():
         refused = broker.http("DELETE", f"{TOPICS}/{pair.source}")
         assert refused.status in (307, 412), refused.text
     assert pair.at_source.http("DELETE", f"{TOPICS}/{pair.source}").status == 412
+    with connected(region.url) as client:
+        client.subscribe(pair.shadow, "s").close()
+        for topic in (pair.source, pair.shadow):
+            consumer = client.subscribe(topic, "connected")
+            refused = pair.at_source.http("DELETE", f"{TOPICS}/{pair.source}?cascade=true")
+            assert refused.status == 412 and f"{topic} has 1 producers and consumers" in refused.reason, refused.text
+            assert backlog(pair, "s") == 0, "the shadow's subscription is gone"
+            consumer.close()
+        published(client, pair.source, 3)
     assert pair.at_source.http("DELETE", f"{TOPICS}/{pair.source}?cascade=true").status == 204
     for name in (pair.source, pair.shadow):
         for broker in region.brokers.values():
             assert f"persistent://public/default/{name}" not in broker.http("GET", TOPICS).json
+    assert [path for path in keys(region) if pair.source in path] == [
+        f"/geo/deletions/public/default/persistent/{pair.source}"
+    ]
 
 
 def anywhere(region: Region, method: str, path: str, body: object = ...) -> HttpAnswer:

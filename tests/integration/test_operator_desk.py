@@ -18,7 +18,8 @@ from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.settings import Settings
 from meridian_operator.handlers.desk import Desk
 from meridian_operator.handlers.geo_topics import GeoTopics, contender_of
-from meridian_operator.handlers.subject import Views
+from meridian_operator.handlers.shadow_topics import ShadowTopics
+from meridian_operator.handlers.subject import Subject, Views
 from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import Gone, KubeClient, Reference
 from meridian_operator.plan.budget import Budget
@@ -37,9 +38,12 @@ class NotingWorld(World):
     """Records each observation of the regions."""
 
     looked: threading.Event = field(default_factory=threading.Event)
+    topic: str = ""
+    """Record only observations of this one; empty: all."""
 
     async def see(self, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
-        self.looked.set()
+        if self.topic in ("", str(topic)):
+            self.looked.set()
         return await World.see(self, names, topic, subscription)
 
 
@@ -95,6 +99,49 @@ async def test_no_timer_delays_the_observation_after_reconcile_now(monkeypatch: 
             world.looked.clear()
             api.annotate("geotopics", "orders", reconcile_now="1")
             hear("MODIFIED")
+            assert await asyncio.to_thread(world.looked.wait, 20)
+        finally:
+            monkeypatch.undo()
+            await desk.close()
+            await kube.close()
+
+
+@pytest.mark.parametrize("change", ["appears", "is no longer Ready"])
+async def test_a_shadow_s_object_is_looked_at_when_its_source_s_object_changes(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    source, shadow = "persistent://public/default/orders", "persistent://public/default/orders-view"
+    with KubeApi() as api:
+        kube = KubeClient(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{api.port}", token="a-token"))
+        world = NotingWorld(NO_REGIONS, Tokens(None), kube, lambda: 0.0, Budget(100, 100, time.monotonic), SETTINGS)
+        world.topic, names = shadow, dict[tuple[str, str], Any]()
+        desk, views = Desk(world), Views({}, {}, {}, {}, geo_topic_names=names)
+
+        def hear(subject: Subject[Any], change: str, name: str) -> None:
+            desk.heard(subject, change, api.get(subject.kind.plural, name) or {}, views)
+
+        def appear() -> None:
+            names["default", "orders"] = [source]
+            api.create("geotopics", "orders", spec={"topic": source, "regions": ["east", "west"]})
+            hear(GeoTopics(), "ADDED", "orders")
+
+        try:
+            if change != "appears":
+                appear()
+                await until(lambda: desk.ready() == {("GeoTopic", "False", "RegionNotListed"): 1})
+            api.create("shadowtopics", "view", spec={"source": "orders", "region": "east", "topic": shadow})
+            hear(ShadowTopics(), "ADDED", "view")
+            waits = "WaitingForSource" if change == "appears" else "RegionNotListed"
+            await until(lambda: ("ShadowTopic", "False", waits) in desk.ready())
+            loop = asyncio.get_running_loop()
+            now = loop.time()
+            monkeypatch.setattr(loop, "time", lambda: now)  # no timer expires from here on
+            world.looked.clear()
+            if change == "appears":
+                appear()
+            else:
+                api.annotate("geotopics", "orders", paused="true")  # so it becomes Unknown
+                hear(GeoTopics(), "MODIFIED", "orders")
             assert await asyncio.to_thread(world.looked.wait, 20)
         finally:
             monkeypatch.undo()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.region_clients import connected
 from support.kubernetes.kube_api import KubeApi
 from support.kubernetes.running_operator import VERDICTS_NAMESPACE, RunningOperator
 
@@ -477,6 +478,62 @@ def test_a_shadow_is_created_after_its_source_and_deleted_with_its_object(kube: 
         assert there == (["persistent://public/default/kept-view"] if policy == "Retain" else [])
     kube.delete("geotopics", "watched")
     gone(kube, "geotopics", "watched")
+
+
+def test_a_shadow_that_exists_is_adopted_and_its_status_says_what_it_lacks(
+    kube: KubeApi, near: Regions, regions: RegionsProcess
+) -> None:
+    kube.create("geotopics", "sourced", **geo("sourced"))
+    ready(kube, "geotopics", "sourced")
+    name, looks = "persistent://public/default/sourced-view", itertools.count()
+    made = near.call("POST", "sourced/shadowTopics", {"topic": name, "holdSourceLedgers": False})
+    assert made.status == 204, made.text
+    assert near.call("PUT", "sourced-view/subscription/s", "earliest").status == 204
+    near.mark("sourced-view")
+    spec = {"source": "sourced", "region": "east", "topic": name, "deletionPolicy": "Delete"}
+    kube.create("shadowtopics", "adopted", metadata={"annotations": {"meridian.dev/dry-run": "true"}}, spec=spec)
+    because(kube, "shadowtopics", "adopted", "DryRun")
+
+    def status(field: str) -> Any:
+        return (kube.get("shadowtopics", "adopted") or {})["status"][field]
+
+    def shows(**wanted: Any) -> None:
+        def does() -> bool:
+            kube.annotate("shadowtopics", "adopted", reconcile_now=str(next(looks)))
+            return all(status(field) == value for field, value in wanted.items())
+
+        wait_until(does, lambda: f"the status to be {wanted}, not {kube.get('shadowtopics', 'adopted')}")
+
+    def holds() -> Any:
+        return near.call("GET", "sourced-view/stats").json["meridian"]["shadow"]["holdsSourceLedgers"]
+
+    assert status("plan") == [f"east: let the subscriptions of {name} hold ledgers of its source"]
+    assert not holds()
+    kube.annotate("shadowtopics", "adopted", dry_run="false")
+    ready(kube, "shadowtopics", "adopted")
+    assert holds() and near.call("GET", "sourced-view/subscriptions").json == ["s"], "it was made anew"
+
+    with connected(regions.service_url("east")) as client:
+        producer = client.create_producer("sourced", batching_enabled=False)
+        for number in range(5):
+            producer.send(b"%d" % number)
+        producer.close()
+    shows(lagEntries=5, gapEntries=0, connected=True, state="Reading")
+    assert near.call("DELETE", "sourced/truncate").status == 204
+    shows(lagEntries=0, gapEntries=5)
+
+    kube.delete("geotopics", "sourced")
+    assert f"has shadows, {name}" in because(kube, "geotopics", "sourced", "DeletionBlocked")
+    kube.annotate("shadowtopics", "adopted", paused="true")
+    because(kube, "shadowtopics", "adopted", "Paused")
+    kube.delete("shadowtopics", "adopted")
+    assert "meridian.dev/paused" in because(kube, "shadowtopics", "adopted", "DeletionBlocked")
+    assert near.has("sourced-view") and near.has("sourced") and near.has("sourced", "west")
+    kube.annotate("shadowtopics", "adopted", paused="false")
+    gone(kube, "shadowtopics", "adopted")
+    assert kube.events("adopted")[-1][:2] == ("Normal", "Deleted")
+    gone(kube, "geotopics", "sourced")
+    assert not near.has("sourced-view") and not near.has("sourced")
 
 
 def test_regions_share_metadata_as_long_as_a_policy_says_so(near: Regions) -> None:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.ledgers.view import LogView
 from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord
 from meridian_broker.positions import Stamp
@@ -24,7 +26,9 @@ from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_process import http
 from support.brokers.broker_regions import until
+from support.brokers.etcd_server import EtcdServer
 from support.protocol.raw_connection import RawConnection
 from support.worlds.shadows import all_of, subscribe
 
@@ -284,3 +288,62 @@ async def test_a_shadow_stores_nothing(tmp_path: Path) -> None:
         assert len(await all_of(await opened(broker, T))) == 3
         assert len(await broker.ledgers.list()) <= before
         assert broker.catalog.shadows.all() == []
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_shadow_stays_one_whatever_partition_of_it_a_client_names(tmp_path: Path, partitions: int) -> None:
+    """Clients may name a partition of a topic that has none, or the whole topic instead of a partition."""
+    wrong = V if partitions else V.with_partition(0)
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        if partitions:
+            await broker.catalog.partitioned.create(T, partitions)
+        else:
+            await publish(broker, T, 3)
+        await shadow_topics.create(broker.service.opener, V, None, {SOURCE: str(T)}, listed=True)
+        record = broker.catalog.shadows.find(V)
+        wire = await RawConnection.open(broker.settings.network.broker_service_port)
+        wire.ask_producer(str(wrong))
+        assert "partition" in (await wire.hear(pb.BaseCommand.ERROR)).message
+        await wire.close()
+        assert await broker.catalog.shadows.fetch(V) == record is not None, "it is an ordinary topic from now on"
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_deleted_shadow_leaves_no_key_in_etcd_and_no_ledger(
+    tmp_path: Path, etcd_server: EtcdServer, partitions: int
+) -> None:
+    """Not even the stamp of its deletion: another region with a topic of that name would follow it (R8)."""
+    region, url = f"traceless-{partitions}", f"etcd:{etcd_server.url}"
+    whole = "/partitions" if partitions else ""
+    async with broker_inside(tmp_path, clusterName=region, metadataStoreUrl=url, **ENTRIES) as broker:
+
+        async def ask(method: str, path: str, body: Any = ...) -> None:
+            address = f"{broker.listeners.admin_url}/admin/v2/persistent/public/default/{path}"
+            answer = await asyncio.to_thread(http, method, address, body)
+            assert answer.status == 204, f"{method} {path}: {answer.text}"
+
+        async def kept() -> tuple[set[str], set[int]]:
+            """Keys of the metadata, and ledgers."""
+            return {path for path, _ in await store.scan("/")}, {one.ledger_id for one in await broker.ledgers.list()}
+
+        store = await EtcdMetadataStore.connect(etcd_server.url, f"meridian/{region}")
+        nothing = await kept()
+        await ask("PUT", f"t{whole}", partitions or {})
+        await publish(broker, T.with_partition(0) if partitions else T, 12)
+        before = await kept()
+        for deletion in (f"v{whole}", f"t/shadowTopics?topic={V}", f"t{whole}?cascade=true"):
+            await ask("POST", "t/shadowTopics", {"topic": str(V), "holdSourceLedgers": False})
+            for subscription in ("s", "removed"):
+                await ask("PUT", f"v/subscription/{subscription}", "earliest")
+            await ask("DELETE", "v/subscription/removed")
+            await ask("POST", "v/messageTTL?messageTTL=3600")
+            await ask("POST", "v/permissions/reader", ["consume"])
+            keys, ledgers = await kept()
+            assert len(keys - before[0]) >= 4 and ledgers > before[1], keys - before[0]
+            await ask("DELETE", deletion)
+            if "cascade" not in deletion:
+                assert await kept() == before, deletion
+        keys, ledgers = await kept()
+        assert all(path.startswith("/geo/deletions/public/default/persistent/t") for path in keys - nothing[0])
+        assert ledgers == nothing[1]
+        await store.close()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -178,6 +180,21 @@ def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> 
     refused("taken", "x-partition-1", 412)
     refused("nowhere", "taken-view-3", 404)
     assert broker.http("POST", f"{BASE}/taken/shadowTopics", 7).status == 400
+    view = {"topic": full("taken-view-4")}
+    mistyped = broker.http("POST", f"{BASE}/taken/shadowTopics", view | {"holdsSourceLedgers": False})
+    assert (
+        mistyped.status == 400 and "'holdsSourceLedgers'" in mistyped.reason and "holdSourceLedgers" in mistyped.reason
+    )
+    of_another = view | {"properties": {SOURCE: full("orders")}}
+    assert broker.http("POST", f"{BASE}/taken/shadowTopics", of_another).status == 412
+    stores_nothing = "/admin/v2/non-persistent/public/default"
+    assert broker.http("PUT", f"{stores_nothing}/taken-view-4", {SOURCE: full("taken")}).status == 412
+    assert broker.http("PUT", f"{BASE}/taken-view-4", {SOURCE: "non-persistent://public/default/x"}).status == 412
+    assert broker.http("PUT", f"{BASE}/taken/shadowTopics", ["non-persistent://public/default/x"]).status == 412
+    assert broker.http("GET", f"{stores_nothing}/taken/shadowTopics").status == 405
+    assert broker.http("GET", f"{BASE}/taken-partition-0/shadowTopics").status == 412
+    regions = broker.http("POST", f"{BASE}/taken-view/replication", ["solo"])
+    assert regions.status == 405 and f"choose the regions of {full('taken')}" in regions.reason
     assert broker.http("PUT", f"{BASE}/taken-view-4", {SOURCE: full("nowhere")}).status == 404
     assert (
         broker.http(
@@ -486,23 +503,57 @@ def meridian(broker: BrokerProcess, *line: str) -> subprocess.CompletedProcess[s
 
 
 def test_the_command_creates_lists_and_deletes_them(broker: BrokerProcess, client: pulsar.Client) -> None:
-    ids = publish(client, "ordered", 3)
+    ids, _ = publish(client, "ordered", 3), publish(client, "ordinary", 1)
     assert meridian(broker, "create", "ordered", "ordered-view", "--no-hold").returncode == 0
     assert meridian(broker, "list", "ordered").stdout.split() == [full("ordered-view")]
+    assert json.loads(meridian(broker, "list", "ordered", "--json").stdout) == [full("ordered-view")]
     assert not stats(broker, "ordered-view")["meridian"]["shadow"]["holdsSourceLedgers"]
-    again = meridian(broker, "create", "ordered", "ordered-view")
-    assert again.returncode == 1 and "exists" in again.stderr
-    assert meridian(broker, "create", "nowhere", "nowhere-view").returncode == 1
+    for line, advice in (
+        (("create", "ordered", "ordered-view"), f"is a shadow of {full('ordered')} already"),
+        (("create", "ordered", "ordered"), "its own shadow"),
+        (("create", "ordered-view", "ordered-again"), f"make {full('ordered-again')} a shadow of that one"),
+        (("create", "nowhere", "nowhere-view"), "create it, or publish a message to it"),
+        (("create", "ordered", "ordinary"), "choose another name for the shadow, or delete that topic"),
+        (("delete", "ordered", "nowhere-view", "--yes"), f"which has {full('ordered-view')}"),
+    ):
+        refused = meridian(broker, *line)
+        assert refused.returncode == 1 and advice in refused.stderr, refused.stderr
+    shown = meridian_text("topics", "stats", "ordered-view", "--url", broker.admin_url).stdout
+    assert re.search(rf"^{full('ordered')} +yes +no +0$", shown, re.MULTILINE), shown
+    shown = meridian_text("topics", "stats", "ordered", "--url", broker.admin_url).stdout
+    assert re.search(rf"^{full('ordered-view')} +yes$", shown, re.MULTILINE), shown
     consumer = client.subscribe("ordered-view", "s", initial_position=pulsar.InitialPosition.Earliest)
     refused = meridian(broker, "delete", "ordered", "ordered-view", "--yes")
     assert refused.returncode == 1 and "1 producers and consumers" in refused.stderr
     assert read(consumer, 3) == ids
     consumer.close()
-    assert meridian(broker, "delete", "ordered", "ordered-view", "--yes").returncode == 0
+    done = json.loads(meridian(broker, "delete", "ordered", "ordered-view", "--yes", "--json").stdout)
+    assert done == {"done": f"deleted {full('ordered-view')}, a shadow of {full('ordered')}"}
     assert meridian(broker, "list", "ordered").stdout.split() == []
     assert meridian(broker, "delete", "ordered", "ordered-view", "--yes").returncode == 1
     assert stats(broker, "ordered")["shadowReplication"] == {}
     assert broker.http("GET", f"{BASE}/ordered-view/stats").status == 404
+
+
+def test_a_cascade_that_is_refused_deletes_no_shadow(broker: BrokerProcess, client: pulsar.Client) -> None:
+    """Otherwise their subscriptions would be lost, and the source not deleted."""
+    with kept(broker, client, "both"):
+        publish(client, "both", 3)
+    for shadow in ("both-1", "both-2"):
+        make(broker, "both", shadow)
+        assert broker.http("PUT", f"{BASE}/{shadow}/subscription/s", "earliest").status == 204
+    for connect_to in ("both-2", "both"):
+        consumer = client.subscribe(connect_to, "connected")
+        refused = broker.http("DELETE", f"{BASE}/both?cascade=true")
+        assert refused.status == 412 and f"{full(connect_to)} has 1 producers and consumers" in refused.reason, (
+            refused.text
+        )
+        assert broker.http("GET", f"{BASE}/both/shadowTopics").json == [full("both-1"), full("both-2")]
+        assert stats(broker, "both-1")["subscriptions"]["s"]["msgBacklog"] == 3
+        consumer.close()
+    assert meridian_text("topics", "delete", "both", "--yes", "--url", broker.admin_url).stderr.count("--cascade") == 1
+    assert meridian_text("topics", "delete", "both", "--yes", "--cascade", "--url", broker.admin_url).returncode == 0
+    assert not [name for name in broker.http("GET", BASE).json if "/both" in name]
 
 
 def test_messages_expire_for_a_shadow_by_its_own_policy(broker: BrokerProcess, client: pulsar.Client) -> None:
@@ -529,9 +580,8 @@ def test_the_verifier_finds_each_shadow_equal_to_its_source(broker: BrokerProces
     with kept(broker, client, "proven"):
         publish(client, "proven", 25)
         make(broker, "proven", "proven-view")
-        consumer = client.subscribe(
-            "proven-view", "s", pulsar.ConsumerType.Shared, initial_position=pulsar.InitialPosition.Earliest
-        )
+        earliest = pulsar.InitialPosition.Earliest
+        consumer = client.subscribe("proven-view", "s", pulsar.ConsumerType.Shared, initial_position=earliest)
         received = [consumer.receive(PATIENCE_MS) for _ in range(25)]
         for message in [*received[:7], *received[12:15]]:
             consumer.acknowledge(message)

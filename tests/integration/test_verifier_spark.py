@@ -23,6 +23,7 @@ from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.records import encode
 from meridian_broker.positions.clock import Stamp
+from meridian_verifier.align.facts import Place
 from meridian_verifier.align.findings import METADATA, Reason
 from meridian_verifier.align.verdicts import State, Verdict
 from meridian_verifier.job import Request, verify_in
@@ -102,23 +103,44 @@ def test_the_fault_is_found_and_nothing_else(spark: SparkSession, regions: list[
 def test_faults_of_a_shadow_are_found_and_sound_shadows_pass(
     spark: SparkSession, regions: list[ServedRegion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three shadows: one sound, one whose subscription skipped an entry, one that lacks a ledger."""
+    """One is sound; one lacks a ledger, and one has an entry more; one subscription skipped an entry, and one is beyond
+    the end."""
     east = regions[0]
     log = Simulation(5, 300, trim=False).regions["us-east"].log
     acks = {copy.entry: whole(copy.entry) for copy in log[: len(log) // 2] if not copy.entry.marker}
     lost = next(copy for copy in log[:20] if not copy.entry.marker)
 
-    def shadow(name: str, records: list[dict[str, Any]], acks: Acks, ledgers: int | None = None) -> dict[str, Any]:
+    def shadow(
+        name: str,
+        records: list[dict[str, Any]],
+        acks: Acks,
+        ledgers: int | None = None,
+        more: int = 0,
+        read: Place | None = None,
+    ) -> dict[str, Any]:
+        """``more``: entries that only the shadow has."""
         (source,) = [one for one in records if one["topic"] == SOUND]
         told = {"name": "sub", "replicated": False, "durable": True, "type": "Shared", "individually_deleted": []}
-        place = text(log[len(log) // 2 - 1].place)
+        place = text(read or log[len(log) // 2 - 1].place)
         told |= {"mark_delete": place, "read_position": place, "progress": encoded(acks), "firsthand": encoded(acks)}
         view = {"topic": name, "shadow_of": SOUND, "links": [], "subscriptions": [told]}
-        return {**source, **view, "ledgers": source["ledgers"][:ledgers]}
+        kept = [dict(one) for one in source["ledgers"][:ledgers]]
+        kept[-1]["entries"] += more
+        return {**source, **view, "ledgers": kept}
 
     passing = {entry: bits for entry, bits in acks.items() if entry is not lost.entry}
+    end = max(copy.place for copy in log)
+    beyond = (end[0], end[1] + 2)
+    everything = {copy.entry: whole(copy.entry) for copy in log if not copy.entry.marker}
     records = [
-        [*both, shadow("v-good", both, acks), shadow("v-lost", both, passing), shadow("v-short", both, acks, -1)]
+        [
+            *both,
+            shadow("v-good", both, acks),
+            shadow("v-lost", both, passing),
+            shadow("v-short", both, acks, -1),
+            shadow("v-strange", both, acks, more=1),
+            shadow("v-ahead", both, everything, read=beyond),
+        ]
         for both in east.records
     ]
     monkeypatch.setattr(east, "records", records)
@@ -129,7 +151,11 @@ def test_faults_of_a_shadow_are_found_and_sound_shadows_pass(
     assert {(one.topic, one.reason, one.subscription, one.shadow_of, one.source, one.entries) for one in found} == {
         ("v-lost", Reason.PASSED_UNACKED, "sub", SOUND, "us-east", 1),
         ("v-short", Reason.SHADOW_INCOMPLETE, "", SOUND, "us-east", last["entries"]),
+        ("v-strange", Reason.SHADOW_STRANGE, "", SOUND, "us-east", 1),
+        ("v-ahead", Reason.SHADOW_CURSOR_AHEAD, "sub", SOUND, "us-east", 0),
     }
+    (ahead,) = [one for one in found if one.reason is Reason.SHADOW_CURSOR_AHEAD]
+    assert ahead.ranges == ((end, beyond),)
     (passed,) = [one for one in found if one.reason is Reason.PASSED_UNACKED]
     assert (passed.origin, passed.ranges[0][1]) == (lost.entry.origin, lost.entry.place)
     states = {one.topic: one.state for one in verdict.subjects if not one.subscription}

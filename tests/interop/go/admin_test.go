@@ -75,6 +75,14 @@ func TestAPropertyMakesAShadowTopic(t *testing.T) {
 	if err := admin.Topics().Delete(nameOf(t, source), true, true); err == nil {
 		t.Fatal("a topic that has a shadow was deleted")
 	}
+	properties, err := admin.Topics().GetProperties(nameOf(t, shadow))
+	must(t, err)
+	equal(t, "its source", properties["PULSAR.SHADOW_SOURCE"], source)
+	stats, err := admin.Topics().GetStats(nameOf(t, shadow))
+	must(t, err)
+	equal(t, "subscriptions of the shadow", len(stats.Subscriptions), 1)
+	must(t, admin.Topics().Delete(nameOf(t, shadow), true, true))
+	must(t, admin.Topics().Delete(nameOf(t, source), true, true))
 }
 
 func TestTenantsAndNamespaces(t *testing.T) {

@@ -312,6 +312,16 @@ public final class Interop extends Checks {
         }
         refused(PulsarClientException.NotAllowedException.class, () -> client.newProducer().topic(shadow).create());
         refused(PulsarAdminException.PreconditionFailedException.class, () -> admin.topics().delete(source));
+        refused(PulsarAdminException.NotFoundException.class,
+                () -> admin.topics().createShadowTopic(shadow + "-2", source + "-missing"));
+        refused(PulsarAdminException.ConflictException.class, () -> admin.topics().createShadowTopic(shadow, source));
+        refused(PulsarAdminException.PreconditionFailedException.class,
+                () -> admin.topics().createShadowTopic(shadow + "-2", shadow));
+        for (List<String> wrong : List.of(List.<String>of(), List.of(source), List.of(source + "-missing"))) {
+            refused(PulsarAdminException.PreconditionFailedException.class,
+                    () -> admin.topics().setShadowTopics(source, wrong));
+        }
+        equal(admin.topics().getShadowTopics(source), List.of(shadow));
         admin.topics().removeShadowTopics(source);
         equal(admin.topics().getShadowTopics(source), List.of());
         admin.topics().delete(shadow);

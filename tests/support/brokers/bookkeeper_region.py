@@ -24,7 +24,7 @@ class Region:
         """:param settings: of both brokers, in addition to the usual ones."""
         self._settings = settings or {}
         self.name = f"shared-{next(_regions)}"
-        self._etcd = bookies.url
+        self.etcd_url = bookies.url
         self._directory = directory
         self.brokers = {broker_id: self.broker(broker_id, {"brokerId": broker_id}) for broker_id in ("a", "b")}
 
@@ -37,7 +37,7 @@ class Region:
             self.name,
             self._directory / directory,
             settings=settings,
-            metadata_url=f"etcd:{self._etcd}",
+            metadata_url=f"etcd:{self.etcd_url}",
             peer_token_file=secret,
         )
 

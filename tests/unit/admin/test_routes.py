@@ -31,7 +31,7 @@ def test_only_brokers_of_other_regions_make_these_calls() -> None:
     assert named == {
         "DELETE/{namespace}/{topic}",
         *(f"{method}/{{topic}}/partitions" for method in ("GET", "PUT", "POST", "DELETE")),
-        *(f"GET/{{topic}}/{what}" for what in ("stats", "partitioned-stats")),
+        *(f"GET/{{topic}}/{what}" for what in ("stats", "partitioned-stats", "shadowTopics")),
         "DELETE/{topic}/truncate",
         "POST/{subscription}/expireMessages",
         "POST/expireMessages/{seconds}",

@@ -14,10 +14,10 @@ from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.reporting import Answer
 from meridian_operator.handlers.subject import Views
 from meridian_operator.plan import geo_topic
-from meridian_operator.plan.changes import DeleteTopic, SetPolicy
+from meridian_operator.plan.changes import CreateShadow, DeleteTopic, SetPolicy
 from meridian_operator.plan.contenders import Contender
 from meridian_operator.plan.history import History
-from meridian_operator.plan.observed import Link, RegionSeen, ShadowSeen, TopicSeen
+from meridian_operator.plan.observed import Link, RegionSeen, ShadowSeen, TopicName, TopicSeen
 from meridian_operator.plan.outcome import Plan
 from support.kubernetes.field_effects import NAMES, SUBJECTS, TIME, TOPIC, Witnessed
 
@@ -111,6 +111,33 @@ def test_a_shadow_topic_deletes_what_it_created_even_without_its_sources_geo_top
     spec = SHADOW | {"source": "orders"}
     looked("ShadowTopic", EARLIER, views(shadow=EARLIER), world, deleted=True, spec=spec, status=recorded)
     assert bool(world.made) is deleted
+
+
+def looked_alone(world: Witnessed, status: dict[str, Any], **annotations: str) -> Answer:
+    """One reconciliation of the ShadowTopic, by its annotations ``meridian.dev/...``."""
+    meta = {"name": "shadow", "namespace": "y", "uid": "shadow", "generation": 1, "creationTimestamp": EARLIER}
+    named = {f"meridian.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    body = {"metadata": meta | {"finalizers": [FINALIZER], "annotations": named}, "spec": SHADOW, "status": status}
+    return asyncio.run(look(SUBJECTS["ShadowTopic"], body, views(shadow=EARLIER), world))  # type: ignore[arg-type]
+
+
+def test_a_shadow_that_vanished_is_made_again_only_on_demand() -> None:
+    """Its subscriptions would begin anew."""
+    had, world = {"established": ["ap"]}, Witnessed(topics={TOPIC: TopicSeen(0)})
+    assert (ready(looked_alone(world, had)), world.made) == ("Vanished", [])
+    assert ready(looked_alone(world, had, recreate="1", dry_run="true")) == "DryRun"
+    assert world.made == []
+    looked_alone(world, had, recreate="1")
+    assert world.made == [CreateShadow("ap", TopicName.parse(VIEW), TOPIC, holds=True, reset_behind=0)]
+
+
+def test_a_shadow_whose_source_is_in_other_regions_says_how_to_get_it() -> None:
+    world = Witnessed()
+    answer = looked_alone(world, {})
+    (told,) = [one for one in answer.status["conditions"] if one["type"] == "Ready"]
+    assert told["reason"] == "SourceNotFound" and "add ap to the regions of its GeoTopic" in told["message"]
+    assert world.made == []
+    assert [(one.reason, one.warning) for one in answer.events] == [("SourceNotFound", True)]
 
 
 def test_a_region_that_leaves_and_has_a_shadow_of_that_name_is_not_unlinked() -> None:

@@ -142,7 +142,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_TOPIC}/permissions", permissions.of_topic),
     _write("POST", f"{_TOPIC}/permissions/{{role}}", permissions.grant_on_topic),
     _write("DELETE", f"{_TOPIC}/permissions/{{role}}", permissions.revoke_on_topic),
-    _get(f"{_TOPIC}/shadowTopics", shadows.listed),
+    _get(f"{_TOPIC}/shadowTopics", shadows.listed, peers="all"),
     _write("PUT", f"{_TOPIC}/shadowTopics", shadows.set_list),
     _write("POST", f"{_TOPIC}/shadowTopics", shadows.create),
     _write("DELETE", f"{_TOPIC}/shadowTopics", shadows.remove),

@@ -7,12 +7,21 @@ import click
 
 from meridian_broker.cli.asking import confirm, yes_option
 from meridian_broker.cli.names import TopicName, topic_name
-from meridian_broker.cli.output import Console, force_option, forced, with_console
+from meridian_broker.cli.output import Console, forced, with_console
 
 
 @click.group()
 def shadow() -> None:
-    """Shadows of a topic: the same messages under the same ids, with subscriptions of their own."""
+    """Shadows of a topic: the same messages under the same ids, with subscriptions of their own.
+
+    They are read like any topic, and published to through their source.
+
+    \b
+      meridian topics shadow create orders orders-for-analytics
+      meridian consume orders-for-analytics -s reports
+      meridian topics stats orders-for-analytics
+      meridian topics shadow delete orders orders-for-analytics
+    """
 
 
 @shadow.command("create")
@@ -38,10 +47,12 @@ def shadow() -> None:
 def create(console: Console, source: TopicName, topic: TopicName, holds: bool, reset_behind: int) -> None:
     """Create TOPIC as a shadow of SOURCE, with as many partitions.
 
-    Messages are published to SOURCE only.
+    SOURCE must exist in this region, and may have messages already: a new subscription of TOPIC can begin with the
+    earliest. Messages are published to SOURCE only. TOPIC may be in another namespace.
 
     \b
       meridian topics shadow create orders orders-for-analytics
+      meridian topics shadow create orders analytics/live/orders --no-hold
     """
     body = {"topic": str(topic), "holdSourceLedgers": holds, "autoResetBacklogEntries": reset_behind}
     console.admin.request("POST", f"{source.path}/shadowTopics", body=body)
@@ -52,18 +63,28 @@ def create(console: Console, source: TopicName, topic: TopicName, holds: bool, r
 @click.argument("source", type=topic_name)
 @with_console
 def listed(console: Console, source: TopicName) -> None:
-    """Shadows of SOURCE."""
-    console.names(console.admin.get(f"{source.path}/shadowTopics"))
+    """Shadows of SOURCE, by name.
+
+    \b
+      meridian topics shadow list orders
+    """
+    console.names(console.admin.get(f"{source.path}/shadowTopics", {"all": "true"}))
 
 
 @shadow.command("delete")
 @click.argument("source", type=topic_name)
 @click.argument("topic", type=topic_name)
-@force_option
+@click.option("--force", is_flag=True, help="Delete it even if consumers are connected to it.")
 @yes_option
 @with_console
 def delete(console: Console, source: TopicName, topic: TopicName, force: bool, yes: bool) -> None:
-    """Delete TOPIC, a shadow of SOURCE, with its subscriptions. The messages stay: they are SOURCE's."""
+    """Delete TOPIC, a shadow of SOURCE, with its subscriptions. The messages stay: they are SOURCE's.
+
+    To delete SOURCE with all its shadows, use `meridian topics delete SOURCE --cascade`.
+
+    \b
+      meridian topics shadow delete orders orders-for-analytics
+    """
     confirm(yes, f"Delete {topic} and its subscriptions?")
     query = {**forced(force), "topic": str(topic)}
     console.admin.request("DELETE", f"{source.path}/shadowTopics", query)

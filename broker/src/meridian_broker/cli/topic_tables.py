@@ -13,6 +13,8 @@ Json = Mapping[str, Any]
 TOPIC: Final = ("in: messages", "per s", "out: messages", "per s", "stored", "publishers")
 SUBSCRIPTIONS: Final = ("subscription", "type", "replicated", "backlog", "unacked", "consumers", "out per s")
 REPLICATORS: Final = ("to region", "connected", "backlog", "out per s", "in per s")
+SHADOWS: Final = ("shadow", "reads")
+SHADOW: Final = ("shadow of", "reads", "holds ledgers", "skipped entries")
 LEDGERS: Final = ("ledger", "entries", "size")
 CURSORS: Final = ("subscription", "acknowledged up to", "holes", "reads next")
 
@@ -57,6 +59,15 @@ def stats(found: Json) -> Iterator[str]:
     if links:
         yield ""
         yield table(REPLICATORS, links)
+    shadows = [(name, _yes(one["connected"])) for name, one in sorted(found.get("shadowReplication", {}).items())]
+    if shadows:
+        yield ""
+        yield table(SHADOWS, shadows)
+    shadow = found.get("meridian", {}).get("shadow")
+    if shadow:
+        of = (shadow["source"], _yes(shadow["connected"]), _yes(shadow["holdsSourceLedgers"]), shadow["gapEntries"])
+        yield ""
+        yield table(SHADOW, [of])
 
 
 def internal(found: Json) -> Iterator[str]:
@@ -70,6 +81,10 @@ def internal(found: Json) -> Iterator[str]:
     if cursors:
         yield ""
         yield table(CURSORS, cursors)
+
+
+def _yes(is_so: object) -> str:
+    return "yes" if is_so else "no"
 
 
 def size(count: int) -> str:

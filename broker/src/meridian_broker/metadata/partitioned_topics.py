@@ -213,6 +213,11 @@ class PartitionedTopics:
         """Remove the partition count, without recording a deletion."""
         await self._access.store.delete(keys.partitioned_topic(topic))
 
+    async def forget(self, topic: TopicName) -> None:
+        """As ``delete``, but without recording the deletion: as ``Topics.forget``."""
+        await forget_policies(self._access, topic, self._access.stamp(None))
+        await self.take_back(topic)
+
     async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:
         """Remove the partition count; delete the partitions (as topics) first. Returns the deletion's stamp.
 

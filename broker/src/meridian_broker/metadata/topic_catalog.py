@@ -222,6 +222,13 @@ class Topics:
             self.on_change(topic, False)
         return deleted
 
+    async def forget(self, topic: TopicName) -> None:
+        """As ``delete``, but without recording the deletion: no other region has heard of the topic, and one that has
+        another topic of that name would follow it (R8)."""
+        if topic.partition < 0:
+            await forget_policies(self._access, topic, self._access.stamp(None))
+        await self.take_back(topic)
+
     async def take_back(self, topic: TopicName) -> None:
         """Remove a topic that should not have been created, without recording a deletion."""
         await self._access.store.delete(keys.topic(topic))

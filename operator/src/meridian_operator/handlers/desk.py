@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules looks at objects.
 
-Each object has one task, so it is never worked on twice at once. The task looks when its object or another object of
-the same topic has changed, and otherwise periodically. The first looks at objects that exist when the operator starts
-are spread over a few seconds.
+Each object has one task, so it is never worked on twice at once. The task looks when its object or another one that
+matters to it has changed, such as one of the same topic, and otherwise periodically. The first looks at objects that
+exist when the operator starts are spread over a few seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from meridian_operator.handlers.reconciling import look
@@ -46,7 +46,8 @@ class Desk:
         self._tokens = TokenWatch(world.kube, world.settings, world.tokens)
         self._sweeping = asyncio.create_task(self._sweep_now_and_then(), name="sweep")
         self._cares: dict[Reference, Care] = {}
-        self._by_topic: dict[str, set[Reference]] = {}
+        self._listeners: dict[str, set[Reference]] = {}
+        """By what they listen to."""
         self._ending: set[asyncio.Task[None]] = set()
 
     def heard(self, subject: Subject[Any], change: str | None, body: Mapping[str, Any], views: Views) -> None:
@@ -57,12 +58,12 @@ class Desk:
         """
         meta = body["metadata"]
         of = Reference(subject.kind.kind, subject.kind.plural, meta["namespace"], meta["name"])
-        topic = str((body.get("spec") or {}).get("topic", ""))
+        about = subject.known_as(body)
         if change == "DELETED":  # kopf's indices no longer have it
             self._world.gone.discard(meta["uid"])
         care = self._cares.get(of)
         if care is not None and care.uid != meta["uid"] and _version(body) < care.version:
-            self._wake(topic, of)  # about an object that is gone
+            self._wake(about, of)  # about an object that is gone
             return
         if care is not None and (change == "DELETED" or care.uid != meta["uid"]):
             if care.uid != meta["uid"]:  # deleted and created again; that event was missed or is still to come
@@ -70,14 +71,15 @@ class Desk:
             self._end(of, care)
             care = None
         if change == "DELETED":
-            self._wake(topic, of)
+            self._wake(about, of)
         elif care is None:
             delay = self._world.random() * START_SECONDS if change is None else 0.0
-            self._cares[of] = Care(of, topic, subject, body, views, self._world, delay, self._tried)
-            self._by_topic.setdefault(topic, set()).add(of)
-            self._wake(topic, of)
+            self._cares[of] = care = Care(of, subject, body, views, self._world, delay, self._tried, self._wake)
+            for key in care.listens_to:
+                self._listeners.setdefault(key, set()).add(of)
+            self._wake(about, of)
         elif care.told(body):
-            self._wake(topic, of)
+            self._wake(about, of)
 
     def ready(self) -> Mapping[tuple[str, str, str], int]:
         """Number of objects by kind, and by status and reason of condition Ready."""
@@ -112,7 +114,7 @@ class Desk:
                     _log.info("%s: no longer exists; its deletion was missed", of)
                     self._world.gone.add(care.uid)
                     self._end(of, care)
-                    self._wake(care.topic, of)
+                    self._wake(care.known_as, of)
 
     async def _sweep_now_and_then(self) -> None:
         while True:
@@ -128,37 +130,39 @@ class Desk:
         self._ending.add(care.task)
         care.task.add_done_callback(self._ending.discard)
         del self._cares[of]
-        others = self._by_topic[care.topic]
-        others.discard(of)
-        if not others:
-            del self._by_topic[care.topic]
+        for key in care.listens_to:
+            others = self._listeners[key]
+            others.discard(of)
+            if not others:
+                del self._listeners[key]
 
-    def _wake(self, topic: str, but: Reference) -> None:
-        """Look at the topic's other objects."""
-        for of in self._by_topic.get(topic, ()):
-            if of != but:
-                self._cares[of].wake()
+    def _wake(self, about: Iterable[str], but: Reference) -> None:
+        """Look at the other objects that listen to this."""
+        for of in {one for key in about for one in self._listeners.get(key, ()) if one != but}:
+            self._cares[of].wake()
 
 
 class Care:
     """Looks after one object for as long as it exists.
 
     :param begin: returns when the first look may begin.
+    :param wake: makes the other objects that listen to this one be looked at.
     """
 
     def __init__(
         self,
         of: Reference,
-        topic: str,
         subject: Subject[Any],
         body: Mapping[str, Any],
         views: Views,
         world: World,
         delay: float,
         begin: Callable[[], Awaitable[None]],
+        wake: Callable[[Iterable[str], Reference], None],
     ) -> None:
         self.of = of
-        self.topic = topic
+        self._wake_others = wake
+        self.known_as, self.listens_to = subject.known_as(body), subject.listens_to(body)
         self.uid = str(body["metadata"]["uid"])
         self.version = _version(body)
         """Of the first event: every event about an earlier object of this name has a lower one."""
@@ -172,7 +176,7 @@ class Care:
         self.task = asyncio.create_task(self._run(delay, begin), name=str(of))
 
     def told(self, body: Mapping[str, Any]) -> bool:
-        """Store the object's new version. Returns whether the change matters to other objects of its topic."""
+        """Store the object's new version. Returns whether the change matters to other objects."""
         before = self._body
         if _version(body) < self._written:
             # The watch is behind. With the old status, the next look would write the new one again.
@@ -240,11 +244,13 @@ class Care:
         """Remember what was written: the watch may deliver it only after the next look."""
         if written.get("metadata", {}).get("uid") != self.uid:
             return
-        self._written = _version(written)
+        before, self._written = self._body, _version(written)
         if _wish(written) == _wish(self._body):
             self._body = written
         else:  # a user changed the object first; that event is still to come
             self._body = {**self._body, "status": written.get("status") or {}}
+        if _ready(before).get("status") != _ready(self._body).get("status"):
+            self._wake_others(self.known_as, self.of)  # the event that is still to come brings nothing new
 
 
 def _version(body: Mapping[str, Any]) -> int:
@@ -260,7 +266,7 @@ def _wish(body: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _face(body: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What other objects of the topic depend on."""
+    """What other objects depend on."""
     meta = body["metadata"]
     return meta.get("generation"), meta.get("deletionTimestamp"), _ready(body).get("status")
 

@@ -38,11 +38,20 @@ def contender_of(meta: Mapping[str, Any], kind: Kind) -> Contender:
     )
 
 
+def named(namespace: str, name: str) -> str:
+    """A GeoTopic as objects that name it, and not its topic, refer to it."""
+    return f"{namespace}/{name}"
+
+
 class GeoTopics(Subject[GeoTopicSpec]):
     """GeoTopic."""
 
     kind = GEO_TOPIC
     model = GeoTopicSpec
+
+    def known_as(self, body: Mapping[str, Any]) -> frozenset[str]:
+        """Also by its name: ShadowTopics may give that as their source."""
+        return super().known_as(body) | {named(body["metadata"]["namespace"], body["metadata"]["name"])}
 
     def what(self, wish: Wish[GeoTopicSpec]) -> str:
         return f"topic {wish.spec.topic}"

@@ -12,7 +12,7 @@ import kopf
 from meridian_operator.api.fields import GROUP, VERSION, ReconciledStatus
 from meridian_operator.api.settings import tenant_of
 from meridian_operator.api.shadow_topic import SHADOW_TOPIC, ShadowTopicSpec, ShadowTopicStatus
-from meridian_operator.handlers.geo_topics import contender_of
+from meridian_operator.handlers.geo_topics import contender_of, named
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.handlers.world import World
 from meridian_operator.plan import shadow_topic
@@ -42,6 +42,11 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
     kind = SHADOW_TOPIC
     model = ShadowTopicSpec
     is_verified = False
+
+    def listens_to(self, body: Mapping[str, Any]) -> frozenset[str]:
+        """Also to its source."""
+        source = str((body.get("spec") or {}).get("source", ""))
+        return self.known_as(body) | {source if "/" in source else named(body["metadata"]["namespace"], source)}
 
     async def see(self, wish: Shadow, world: World, names: Sequence[str]) -> list[RegionSeen]:
         """The shadow and its source."""

@@ -105,6 +105,14 @@ class Subject(ABC, Generic[Spec]):
         """The tenant that its object has to be allowed to manage; ``*``: all."""
         return tenant_of(spec.topic)
 
+    def known_as(self, body: Mapping[str, Any]) -> frozenset[str]:
+        """What events of this object are about, for those that listen."""
+        return frozenset({str((body.get("spec") or {}).get("topic", ""))})
+
+    def listens_to(self, body: Mapping[str, Any]) -> frozenset[str]:
+        """What events make a look at this object necessary, besides its own. It stays the same for its lifetime."""
+        return self.known_as(body)
+
     async def see(self, wish: Wish[Spec], world: World, names: Sequence[str]) -> list[RegionSeen]:
         """Observe the object's topic or subscription in these regions."""
         return await world.see(names, *self.place(wish))

@@ -39,7 +39,11 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
         if not region.reachable:
             problems.append((name, region.reason, f"{name} could not be asked: {region.problem}"))
         elif region.topic is None and region.source is None:
-            problems.append((name, "SourceNotFound", f"{name} has no topic {source} yet: the shadow waits for it"))
+            text = (
+                f"{name} has no topic {source} yet: the shadow waits for it. If another region has it, add {name} to "
+                "the regions of its GeoTopic: a shadow reads the copy in its own region"
+            )
+            problems.append((name, "SourceNotFound", text))
         elif region.topic is None and not region.namespace_exists:
             space = f"{topic.tenant}/{topic.namespace}"
             problems.append((name, "NamespaceNotFound", f"{name} has no namespace {space}: create it"))

@@ -23,7 +23,7 @@ from meridian_broker.gateway.region_calls import CallFailed
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.wire.pulsar.topic_name import TopicName
+from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
 
 SECONDS: Final = 30.0
 """Time limit for one part."""
@@ -33,6 +33,7 @@ AT_ONCE: Final = 16
 """Parts of one request that are in flight at once."""
 SHOWN: Final = 3
 """How many failed parts the answer names."""
+GONE: Final = 404
 NOTHING_THERE: Final = (404, 409)
 """Ignored if other parts succeeded: this part has no such subscription, or no backlog."""
 
@@ -94,6 +95,19 @@ async def _ask(admin: AdminState, ask: Callable[[str, Part], Awaitable[tuple[int
         return Said(part, status, json.loads(said) if said else None)
     except (ValueError, RecursionError):
         return Said(part, status, None)
+
+
+async def check_unused(request: web.Request, names: Iterable[TopicName]) -> None:
+    """:param names: of topics without partitions, or of partitions; any of them may not exist.
+
+    :raises Refused: one has clients, or its broker cannot be asked.
+    """
+    said = await ask_each(request, [Part(one, "GET", f"/admin/v2/{in_path(str(one))}/stats") for one in names])
+    for one in done_by([one for one in said if one.status != GONE]):
+        clients = len(one.value.get("publishers", ()))
+        clients += sum(len(each.get("consumers", ())) for each in one.value["subscriptions"].values())
+        if clients:
+            raise Refused(412, f"{one.part.topic} has {clients} producers and consumers: close them, or use force")
 
 
 def done_by(said: list[Said], advice: str = REPEAT) -> list[Said]:

@@ -49,6 +49,31 @@ async def topic_objections(admin: AdminState, topic: str, others: Collection[str
     return f"{topic} was not deleted: {'; '.join(reasons)}. Disconnect its clients, or use force" if reasons else None
 
 
+async def shadow_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
+    """Why a topic may not be deleted: shadows that other regions have of it. Each region knows only its own.
+
+    :param path: of the request that deletes it.
+    """
+    shadows = f"{path.removesuffix('/partitions')}/shadowTopics?all=true"
+    said = await asyncio.gather(*(_shadows(admin, region, shadows) for region in sorted(others)))
+    having = "; ".join(one for one in said if one)
+    return f"{topic} was not deleted: {having}: delete these there first" if having else None
+
+
+async def _shadows(admin: AdminState, region: str, path: str) -> str:
+    """What a region has. ``topic_objections`` names those that cannot be asked; earlier versions refuse to say."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            status, said = await ask(admin, region, "GET", path)
+    except (Refused, TimeoutError):
+        return ""
+    return (
+        f"{region} has shadows, {', '.join(map(str, said))}"
+        if status == 200 and isinstance(said, list) and said
+        else ""
+    )
+
+
 async def split_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
     """Why a topic may not be deleted: other regions use its name for a partitioned topic and this one does not, or vice
     versa.

@@ -24,10 +24,12 @@ from aiohttp import web
 
 from meridian_broker.admin.http.access import ROLE, may_ask
 from meridian_broker.admin.http.errors import Handler
-from meridian_broker.admin.http.requests import STATE, Refused, read_body
+from meridian_broker.admin.http.requests import STATE, Refused, any_topic_of, read_body
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.gateway.authentication import EXPORT_SCOPE, NotAuthenticated
 from meridian_broker.gateway.tls import channel_binding
+from meridian_broker.topics.errors import NotAllowed
+from meridian_broker.topics.service import shadow_topics
 from meridian_broker.wire.peer_proof import NotProven
 from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Admitted, Call
 
@@ -124,4 +126,9 @@ async def _admit(request: web.Request, header: str) -> web.Response | None:
     parameter = request.app[PEER_CALLS].get(request.match_info.handler)
     if parameter is None or (parameter and parameter not in request.query):
         raise Refused(403, f"{request.method} {request.path} is not for brokers of other regions")
+    if "topic" in request.match_info and request[ADMITTED].region != state.region:
+        try:
+            shadow_topics.check_for_regions(state.service.parts, any_topic_of(request))
+        except NotAllowed as error:
+            raise Refused(404, str(error)) from None
     return None

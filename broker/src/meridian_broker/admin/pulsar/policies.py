@@ -19,6 +19,7 @@ from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, namespace_of, number, state, topic_of
 from meridian_broker.admin.pulsar.clusters import check_allowed
 from meridian_broker.admin.pulsar.policy_endpoints import ENDPOINTS, Endpoint
+from meridian_broker.admin.pulsar.shadows import check_not_shadow
 from meridian_broker.metadata import keys
 from meridian_broker.metadata import policy_table as policies
 from meridian_broker.metadata.policy_table import TABLE, Level
@@ -192,6 +193,7 @@ async def set_topic_regions(request: web.Request) -> web.Response:
     Regions that are new to the topic are asked how many partitions it has there."""
     admin, name = state(request), await _existing(request)
     given = await body(request)
+    check_not_shadow(request, name, "choose the regions of")
     if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
         raise Refused(412, 'expected a list of clusters, for example ["us-east", "us-west"]')
     if admin.region not in given:

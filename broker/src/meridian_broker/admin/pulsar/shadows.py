@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from meridian_broker.admin.elsewhere.parts import Part, ask_each, done_by
+from meridian_broker.admin.elsewhere.parts import GONE, Part, ask_each, check_unused, done_by
 from meridian_broker.admin.http.access import check_administers
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, properties, state, topic_of, truth
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
@@ -22,15 +22,18 @@ from meridian_broker.topics.service import removal, shadow_topics
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
 
-GONE: Final = 404
 MOST: Final = 10_000
 """Names in one list."""
+FIELDS: Final = frozenset({"topic", "holdSourceLedgers", "autoResetBacklogEntries", "properties"})
+"""Of the object that describes a new shadow."""
+SHOWN: Final = 5
+"""How many shadows a refusal names."""
 
 
 async def listed(request: web.Request) -> web.Response:
-    """The list of the topic's shadows."""
-    name = await _source(request)
-    return answer(shadow_topics.listed(state(request).catalog.shadows, name))
+    """The list of the topic's shadows. ``?all=true``: also those that are not in the list."""
+    name, shadows = await _source(request), state(request).catalog.shadows
+    return answer(shadow_topics.listed(shadows, name, unlisted=flag(request, "all")))
 
 
 async def set_list(request: web.Request) -> web.Response:
@@ -48,11 +51,16 @@ async def set_list(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     """Create a shadow of the topic. The body is its name, or an object.
 
-    The object has ``topic`` and, if wanted, ``holdSourceLedgers`` and ``autoResetBacklogEntries``."""
-    source, given = await _source(request), await body(request)
+    The object has ``topic`` and, if wanted, ``holdSourceLedgers``, ``autoResetBacklogEntries`` and ``properties``."""
+    source = await _source(request, ": create it, or publish a message to it, before its shadow")
+    given = await body(request)
     having: dict[str, str] = {}
     if isinstance(given, Mapping):
+        if unknown := sorted(set(given) - FIELDS):
+            raise Refused(400, f"{', '.join(map(repr, unknown))[:200]}: expected only {', '.join(sorted(FIELDS))}")
         having = properties(given.get("properties"))
+        if having.get(SOURCE, str(source)) != str(source):
+            raise Refused(412, f"property {SOURCE} is {having[SOURCE]!r}, and the path names {source}: leave it out")
         holds = given.get("holdSourceLedgers", True)
         if not isinstance(holds, bool):
             raise Refused(400, f"holdSourceLedgers is {holds!r}: expected true or false")
@@ -84,7 +92,8 @@ async def remove(request: web.Request) -> web.Response:
     check_others(request, [named])
     record = opener.parts.catalog.shadows.find(shadow)
     if record is None or record.source != source or record.shadow != shadow:
-        raise Refused(404, f"{shadow} is not a shadow of {source}")
+        shadows = ", ".join(str(one.shadow) for one in opener.parts.catalog.shadows.of(source)[:SHOWN])
+        raise Refused(404, f"{shadow} is not a shadow of {source}, which has {shadows or 'none'}")
     await _delete(request, shadow, force=flag(request, "force"))
     return done()
 
@@ -92,16 +101,23 @@ async def remove(request: web.Request) -> web.Response:
 async def delete_all(request: web.Request, source: TopicName, *, force: bool) -> None:
     """Delete all shadows of a topic before the topic itself, whichever broker serves them.
 
-    :raises TopicInUse, Refused: clients are connected to one, and ``force`` is not given; a broker cannot be asked; or
-        the requester's role does not administer one, and none was deleted.
+    :raises TopicInUse, Refused: the requester's role does not administer one; or ``force`` is not given, and clients
+        are connected to one or to the topic, or a broker cannot be asked. None was deleted, unless clients connected
+        just now.
     """
     opener = state(request).service.opener
     await shadow_topics.as_stored(opener)
-    check_others(request, [str(one.shadow) for one in opener.parts.catalog.shadows.of(source)])
+    records = opener.parts.catalog.shadows.of(source)
+    check_others(request, [str(one.shadow) for one in records])
     if state(request).brokers is None:
         await shadow_topics.delete_shadows(opener, source, force=force)
         return
-    for record in opener.parts.catalog.shadows.of(source):
+    if not force:
+        whole = [source, *(one.shadow for one in records)]
+        await check_unused(
+            request, [part for one in whole for part in await removal.partition_names(opener, one) or [one]]
+        )
+    for record in records:
         await _delete(request, record.shadow, force=force)
 
 
@@ -116,13 +132,13 @@ async def _delete(request: web.Request, shadow: TopicName, *, force: bool) -> No
     await removal.forget_remains(admin.service.opener, shadow)
 
 
-async def _source(request: web.Request) -> TopicName:
+async def _source(request: web.Request, advice: str = "") -> TopicName:
     """The topic in the path. :raises Refused: it does not exist, or is a partition, or stores nothing."""
     name, catalog = topic_of(request), state(request).catalog
     if name.partition >= 0:
         raise Refused(412, f"{name} is a partition: its whole topic, {name.base}, has shadows")
     if await catalog.partitioned.find(name) is None and await catalog.topics.find(name) is None:
-        raise Refused(404, f"topic {name} does not exist")
+        raise Refused(404, f"topic {name} does not exist{advice}")
     if state(request).brokers is not None:  # another broker may have made one just now
         await catalog.shadows.refresh()
     return name

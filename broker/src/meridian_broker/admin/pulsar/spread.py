@@ -15,7 +15,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from meridian_broker.admin.elsewhere.everywhere import ask_all
-from meridian_broker.admin.elsewhere.parts import REPEAT, Part, ask_each, done_by
+from meridian_broker.admin.elsewhere.parts import GONE, REPEAT, Part, ask_each, check_unused, done_by
 from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import Refused, answer, any_topic_of, body, done, flag, read_body, state
 from meridian_broker.admin.pulsar import compacting, expiring, shadows, stats, subscriptions, topics
@@ -28,7 +28,6 @@ from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
 Spread = Callable[[web.Request, list[TopicName]], Awaitable[web.Response]]
 """Answers a request that concerns these partitions."""
 
-GONE: Final = 404
 _TOPIC: Final = {"admin": 6, "meridian": 7}
 """Index of the topic's name in a path: ``/admin/v2/domain/tenant/namespace/topic``, or with one part more before it."""
 
@@ -143,19 +142,19 @@ async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
     record = await admin.catalog.partitioned.on_record(name)
     if record is None:
         raise NotFound(f"partitioned topic {name} does not exist")
-    if "stamp" not in request.query and flag(request, "cascade"):
-        await shadows.delete_all(request, name, force=flag(request, "force"))
-    elif "stamp" not in request.query:
-        await removal.check_no_shadows(admin.service.opener, name)
     if (given := request.query.get("stamp")) is not None:
         await _delete_as_elsewhere(request, names, topics.stamp_elsewhere(admin, given))
         return done()
+    if not flag(request, "cascade"):
+        await removal.check_no_shadows(admin.service.opener, name)
     others = admin.service.parts.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
     path = request.rel_url.raw_path
     if record.deleting is None and not flag(request, "force"):
-        await _check_unused(request, names)
+        await check_unused(request, names)
         if others:
             await topics.check_deletion(admin, name, others, path)
+    if flag(request, "cascade"):
+        await shadows.delete_all(request, name, force=flag(request, "force"))
     stamp = await removal.new_stamp(admin.service.opener, name)
     if record.deleting is not None:
         stamp = Stamp.parse(record.deleting)
@@ -191,19 +190,7 @@ async def _delete_parts(request: web.Request, names: list[TopicName], stamp: Sta
     paths = [(one, f"/admin/v2/{in_path(str(one))}?{query}") for one in every]
     said = await ask_each(request, [Part(one, "DELETE", path) for one, path in paths])
     done_by([one for one in said if one.status != GONE])
-    await admin.catalog.partitioned.delete(name, stamp)
-    if shadow is not None:
-        await admin.catalog.shadows.delete(shadow)
-
-
-async def _check_unused(request: web.Request, names: list[TopicName]) -> None:
-    """:raises Refused: a partition has clients, or its broker cannot be asked."""
-    said = await ask_each(request, [Part(one, "GET", f"/admin/v2/{in_path(str(one))}/stats") for one in names])
-    for one in done_by([one for one in said if one.status != GONE]):
-        clients = len(one.value.get("publishers", ()))
-        clients += sum(len(each.get("consumers", ())) for each in one.value["subscriptions"].values())
-        if clients:
-            raise Refused(412, f"{one.part.topic} has {clients} producers and consumers: close them, or use force")
+    await removal.forget_partitions(admin.catalog, name, stamp, shadow)
 
 
 HOW: Final[Mapping[Handler, Spread]] = {

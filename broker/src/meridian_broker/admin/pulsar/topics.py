@@ -11,7 +11,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from meridian_broker.admin.elsewhere.everywhere import ask_all
-from meridian_broker.admin.elsewhere.users import split_objections, topic_objections
+from meridian_broker.admin.elsewhere.users import shadow_objections, split_objections, topic_objections
 from meridian_broker.admin.http.requests import (
     Refused,
     answer,
@@ -132,26 +132,29 @@ async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -
         others = admin.service.parts.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
         path = request.rel_url.raw_path
         forced = flag(request, "force")
-        if flag(request, "cascade"):
-            await shadows.delete_all(request, name, force=forced)
-        else:
+        if not flag(request, "cascade"):
             await removal.check_no_shadows(admin.service.opener, name)
         if others and not forced:
             await check_deletion(admin, name, others, path)
+        if flag(request, "cascade"):
+            await shadows.delete_all(request, name, force=forced)
         await _delete_everywhere(admin, name, others, path, force=forced)
     if flag(request, "deleteSchema") and name.partition < 0:
         await admin.catalog.schemas.delete(name)
 
 
 async def check_deletion(admin: AdminState, name: TopicName, others: Collection[str], path: str) -> None:
-    """:raises Refused: another region uses the topic, has one of the other kind by that name, or cannot be asked."""
-    used, split = await asyncio.gather(
-        topic_objections(admin, str(name), others, path), split_objections(admin, str(name), others, path)
+    """:raises Refused: another region uses the topic, has shadows of it or a topic of the other kind by that name, or
+    cannot be asked."""
+    used, shadowed, split = await asyncio.gather(
+        topic_objections(admin, str(name), others, path),
+        shadow_objections(admin, str(name), others, path),
+        split_objections(admin, str(name), others, path),
     )
     if split is not None:
         raise Refused(422, split)
-    if used is not None:
-        raise Refused(412, used)
+    if (objection := shadowed or used) is not None:
+        raise Refused(412, objection)
 
 
 async def _delete_everywhere(

@@ -20,7 +20,7 @@ from meridian_broker.topics.publishing.access_modes import AccessMode
 from meridian_broker.topics.publishing.admission import Admitted
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.retention import backlog_quotas
-from meridian_broker.topics.service import incarnations, kinds, subscribing
+from meridian_broker.topics.service import incarnations, kinds, shadow_topics, subscribing
 from meridian_broker.topics.service.kinds import Kind
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import peer_pb2
@@ -76,6 +76,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             _check_may(connection, asked, name)
         if not connection.is_peer:
             connection.broker.check_for_clients(str(name))
+        if remote is not None:
+            shadow_topics.check_for_regions(service.parts, name)
         incarnation = None if remote is None else asked.replication_source.incarnation
         told = None if incarnation is None else await incarnations.differing(service.opener, name, incarnation)
         if told is not None:

@@ -57,8 +57,11 @@ async def delete_ledgers(topic: Topic) -> None:
 
 
 async def _forget(parts: BrokerParts, name: TopicName, stamp: Stamp, ends: Mapping[str, Position]) -> None:
-    known = {region: end for region, end in ends.items() if end > EARLIEST}
-    await parts.catalog.topics.delete(name, stamp, known)
+    if parts.catalog.shadows.find(name) is not None:  # its record goes last
+        await parts.catalog.topics.forget(name)
+    else:
+        known = {region: end for region, end in ends.items() if end > EARLIEST}
+        await parts.catalog.topics.delete(name, stamp, known)
     parts.unfinished.forget(str(name))
 
 

@@ -26,12 +26,13 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
+    from meridian_broker.metadata.shadow_topics import ShadowRecord
     from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
 
 log = logging.getLogger(__name__)
 
 MAKING_MS: Final = 60_000
-"""How long another broker may take to make a shadow whose record is there, by clocks that may differ a little."""
+"""How long it may take to make a shadow whose record is there, by clocks of brokers that may differ a little."""
 
 
 async def open_topic(
@@ -88,7 +89,11 @@ async def open_topic(
 
 def may_be_made(parts: BrokerParts, shadow: ShadowRecord) -> bool:
     """Whether another broker may be about to make the topic of a shadow that is on record."""
-    return not parts.ownership.is_sole and parts.scheduler.now_ms() - shadow.made_ms < MAKING_MS
+    return not parts.ownership.is_sole and _is_new(parts, shadow)
+
+
+def _is_new(parts: BrokerParts, shadow: ShadowRecord) -> bool:
+    return parts.scheduler.now_ms() - shadow.made_ms < MAKING_MS
 
 
 async def _is_as_recorded(parts: BrokerParts, name: TopicName, metadata: TopicMetadata | None, base: _Base) -> bool:
@@ -102,7 +107,8 @@ async def _is_as_recorded(parts: BrokerParts, name: TopicName, metadata: TopicMe
     shadows, shadow = parts.catalog.shadows, parts.catalog.shadows.find(name)
     made = base.properties if name.partition >= 0 else None if metadata is None else metadata.record.properties
     if made is None:
-        if shadow is not None and may_be_made(parts, shadow):
+        is_locked = parts.ownership.is_sole and name.partition < 0  # so nobody is making it just now
+        if shadow is not None and not is_locked and _is_new(parts, shadow):
             raise TopicFenced(f"{name} is being made a shadow of {shadow.source}: look it up again")
         if shadow is not None and await _is_other_kind(parts, name):
             return True  # there is no such topic, but the record is right

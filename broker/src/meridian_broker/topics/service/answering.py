@@ -9,7 +9,7 @@ from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.backfill.answers import find
 from meridian_broker.topics.backfill.questions import NOTHING_TO_SEND, Found, Want
 from meridian_broker.topics.errors import NotAllowed, TopicFenced, TopicNotFound
-from meridian_broker.topics.service import kinds
+from meridian_broker.topics.service import kinds, shadow_topics
 from meridian_broker.topics.subscriptions.registry import count_replicated
 from meridian_broker.wire.pulsar import topic_name
 
@@ -24,6 +24,7 @@ async def answer(opener: TopicOpener, asker: str, want: Want) -> Found:
     :raises LedgerError: the entries cannot be read.
     """
     name = topic_name.parse(want.topic)
+    shadow_topics.check_for_regions(opener.parts, name)
     try:
         topic = await opener.topic(name, create=False)
     except TopicNotFound:

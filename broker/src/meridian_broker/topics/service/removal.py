@@ -28,6 +28,8 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
+    from meridian_broker.metadata.catalog import Catalog
+    from meridian_broker.metadata.shadow_topics import ShadowRecord
     from meridian_broker.topics.service.opener import TopicOpener
     from meridian_broker.topics.topic import Topic
 
@@ -84,10 +86,20 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
         topics = await hold(opener, names, locks)
         stamp = await new_stamp(opener, name)
         await remove(opener, topics, check, stamp, begun, partitioned=name)
-        gone = await partitioned.delete(name, stamp)  # this holds for partitions that were never used, too
-        if shadow is not None:
-            await opener.parts.catalog.shadows.delete(shadow)
-        return gone
+        return await forget_partitions(opener.parts.catalog, name, stamp, shadow)
+
+
+async def forget_partitions(catalog: Catalog, name: TopicName, stamp: Stamp, shadow: ShadowRecord | None) -> Stamp:
+    """The last step of deleting a partitioned topic, which holds for partitions that were never used, too.
+
+    :param shadow: its record, as of the beginning, if it is a shadow.
+    :raises NotFound: it does not exist any more.
+    """
+    if shadow is None:
+        return await catalog.partitioned.delete(name, stamp)
+    await catalog.partitioned.forget(name)
+    await catalog.shadows.delete(shadow)
+    return stamp
 
 
 async def exists(opener: TopicOpener, name: TopicName) -> bool:
@@ -120,7 +132,8 @@ async def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
         listed = ", ".join(str(one.shadow) for one in shadows[:SHOWN])
         more = f" and {len(shadows) - SHOWN} more" if len(shadows) > SHOWN else ""
         raise TopicInUse(
-            f"{name.base} has shadows, {listed}{more}: delete these first, or all together with ?cascade=true"
+            f"{name.base} has shadows, {listed}{more}: delete these first, or all together: with ?cascade=true, or "
+            "--cascade on the command line"
         )
 
 
@@ -229,9 +242,7 @@ async def finish(opener: TopicOpener, name: TopicName) -> None:
         stamp = Stamp.parse(record.deleting)
         left = await hold(opener, await partition_names(opener, name), locks)  # opening deletes what that run left
         shadow = await opener.parts.catalog.shadows.fetch(name)
-        await opener.parts.catalog.partitioned.delete(name, stamp)
-        if shadow is not None:
-            await opener.parts.catalog.shadows.delete(shadow)
+        await forget_partitions(opener.parts.catalog, name, stamp, shadow)
         log.info("partitioned topic %s: completed a deletion that was begun earlier", name)
     if left:  # recreated, and the metadata is an older copy
         await orphans.make_partitioned(opener.parts, name, 1 + max(topic.partition for topic in left))
@@ -320,6 +331,14 @@ def _check_no_clients(topic: Topic) -> None:
     """:raises TopicInUse: somebody is connected."""
     if busy := clients(topic):
         raise TopicInUse(f"{topic.name} has {busy} producers and consumers: close them, or force")
+
+
+async def check_unused(opener: TopicOpener, name: TopicName) -> None:
+    """:raises TopicInUse: somebody is connected to the topic, or to one of its partitions."""
+    for one in [name, *await partition_names(opener, name)]:
+        topic = opener.registry.topics.get(str(one))
+        if topic is not None:
+            _check_no_clients(topic)
 
 
 def clients(topic: Topic) -> int:

@@ -36,6 +36,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
     from meridian_broker.metadata.shadow_topics import ShadowTopics
+    from meridian_broker.topics.lifecycle.parts import BrokerParts
     from meridian_broker.topics.service.opener import TopicOpener
     from meridian_broker.topics.service.partition_growth import Owners
 
@@ -80,7 +81,10 @@ async def _make(opener: TopicOpener, record: ShadowRecord, count: int, having: d
     """Write both records. The caller holds the lock of the shadow's name."""
     shadow, shadows = record.shadow, opener.parts.catalog.shadows
     if await removal.exists(opener, shadow):
-        raise AlreadyExists(f"topic {shadow} exists already")
+        known = shadows.find(shadow)
+        if known is not None and known.source == record.source:
+            raise AlreadyExists(f"{shadow} is a shadow of {record.source} already")
+        raise AlreadyExists(f"topic {shadow} exists already: choose another name for the shadow, or delete that topic")
     await opening.check_room(opener.parts, shadow, max(count, 1))
     left = await shadows.fetch(shadow)
     if left is not None and opening.may_be_made(opener.parts, left):
@@ -140,7 +144,7 @@ def _check_names(opener: TopicOpener, record: ShadowRecord) -> None:
     if (of := shadows.find(source)) is not None:
         raise Invalid(f"{source} is a shadow of {of.source}: make {shadow} a shadow of that one")
     if shadows.of(shadow):
-        raise Invalid(f"{shadow} has shadows itself, so it cannot be one")
+        raise Invalid(f"{shadow} has shadows itself, so it cannot be one: choose another name")
     try:
         opener.registry.check_lives_here(source)
     except NotInThisRegion as error:
@@ -169,9 +173,12 @@ def _number(partitions: int) -> str:
 # -- the list of a source ------------------------------------------------------------------------------------------
 
 
-def listed(shadows: ShadowTopics, source: TopicName) -> list[str]:
-    """The shadows in a source's list."""
-    return [str(one.shadow) for one in shadows.of(source) if one.listed]
+def listed(shadows: ShadowTopics, source: TopicName, *, unlisted: bool = False) -> list[str]:
+    """The shadows in a source's list.
+
+    :param unlisted: and those that are not in it.
+    """
+    return [str(one.shadow) for one in shadows.of(source) if one.listed or unlisted]
 
 
 async def set_list(opener: TopicOpener, source: TopicName, names: Sequence[str]) -> None:
@@ -206,15 +213,35 @@ async def change(
     await opener.parts.catalog.shadows.change(shadow, holds=holds, reset_behind=reset_behind)
 
 
+# -- other regions -------------------------------------------------------------------------------------------------
+
+
+def check_for_regions(parts: BrokerParts, name: TopicName) -> None:
+    """For other regions, which may have a topic of a shadow's name. Nothing about that topic concerns the shadow.
+
+    :raises NotAllowed: it is a shadow.
+    """
+    record = parts.catalog.shadows.find(name)
+    if record is not None:
+        raise NotAllowed(
+            f"{parts.region} uses the name {record.shadow} for a shadow of {record.source}, which no other region "
+            f"shares: to have the topic in {parts.region}, delete the shadow there"
+        )
+
+
 # -- deleting ------------------------------------------------------------------------------------------------------
 
 
 async def delete_shadows(opener: TopicOpener, source: TopicName, *, force: bool) -> None:
     """Delete all shadows of a topic, before the topic itself.
 
-    :raises TopicInUse: clients are connected to one, and ``force`` is not given.
+    :raises TopicInUse: ``force`` is not given, and clients are connected to the topic or to a shadow. All stay then,
+        unless they connected just now.
     """
     await as_stored(opener)
+    if not force:
+        for name in [source, *(one.shadow for one in opener.parts.catalog.shadows.of(source))]:
+            await removal.check_unused(opener, name)
     for record in opener.parts.catalog.shadows.of(source):
         try:
             await removal.delete(opener, record.shadow, force=force)
