@@ -107,11 +107,11 @@ async def _is_as_recorded(parts: BrokerParts, name: TopicName, metadata: TopicMe
     shadows, shadow = parts.catalog.shadows, parts.catalog.shadows.find(name)
     made = base.properties if name.partition >= 0 else None if metadata is None else metadata.record.properties
     if made is None:
+        if shadow is not None and await _is_other_kind(parts, name):
+            return True  # there is no such topic, but the record is right
         is_locked = parts.ownership.is_sole and name.partition < 0  # so nobody is making it just now
         if shadow is not None and not is_locked and _is_new(parts, shadow):
             raise TopicFenced(f"{name} is being made a shadow of {shadow.source}: look it up again")
-        if shadow is not None and await _is_other_kind(parts, name):
-            return True  # there is no such topic, but the record is right
     elif (named := made.get(SOURCE)) is not None:
         if shadow is None and name.partition < 0:
             await shadows.create(made_as(name, made))
