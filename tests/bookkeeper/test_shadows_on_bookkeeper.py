@@ -493,6 +493,44 @@ def test_of_two_brokers_asked_for_one_shadow_at_once_one_makes_it(region: Region
         assert anywhere(region, "DELETE", f"{TOPICS}/{source}").status == 204, "something is left of a shadow"
 
 
+def test_each_broker_describes_a_shadow_and_its_source_whichever_serve_them(region: Region) -> None:
+    """The operator asks any of them, and reports what it is told in the status of a ShadowTopic."""
+    pair, parted = made(region), f"parted-{next(_names)}"
+    assert anywhere(region, "PUT", f"{TOPICS}/{parted}/partitions", 8).status == 204
+    shadow_of_parted = {"topic": f"persistent://public/default/{parted}-view", "holdSourceLedgers": False}
+    assert anywhere(region, "POST", f"{TOPICS}/{parted}/shadowTopics", shadow_of_parted).status == 204
+    with connected(region.url) as client:
+        for source, shadow in ((pair.source, pair.shadow), (parted, f"{parted}-view")):
+            client.subscribe(shadow, "s", initial_position=EARLIEST).close()
+            published(client, source, 40)
+    wanted = {
+        pair.shadow: (f"persistent://public/default/{pair.source}", 0, True, 40),
+        f"{parted}-view": (f"persistent://public/default/{parted}", 8, False, 40),
+    }
+    asked = {"topics": [{"topic": f"persistent://public/default/{name}", "subscriptions": ["s"]} for name in wanted]}
+
+    def told(broker: BrokerProcess) -> dict[str, tuple[object, ...]]:
+        found = broker.http("POST", "/meridian/v1/describe", asked).json["topics"]
+        return {
+            name: (
+                (
+                    one["shadow"]["source"],
+                    one["partitions"],
+                    one["shadow"]["holdsSourceLedgers"],
+                    one["shadow"]["backlog"],
+                )
+                if "problem" not in one and one["shadow"]["connected"] and one["subscriptions"]["s"]["backlog"] == 40
+                else (one,)
+            )
+            for name, one in zip(wanted, found, strict=True)
+        }
+
+    def all_told() -> list[dict[str, tuple[object, ...]]]:
+        return [told(broker) for broker in region.brokers.values()]
+
+    wait_until(lambda: all_told() == [wanted, wanted], lambda: f"{wanted} from both, not {all_told()}")
+
+
 def keys(region: Region) -> set[str]:
     """All of the region's keys in etcd."""
 

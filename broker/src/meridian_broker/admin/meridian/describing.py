@@ -6,21 +6,27 @@ take one request, and what was read from the store is remembered until the catal
 a request reads the store once, to make sure that it still answers.
 
 The answer ends after a time limit, so that one request never blocks the loop; the caller then asks for the rest.
+
+In a region of several brokers, any of them answers: each topic or partition has its *share* of an answer, for which the
+broker that serves it is asked (``?share=true``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
+from meridian_broker.admin.elsewhere.everywhere import reason
+from meridian_broker.admin.elsewhere.parts import Part, ask_each
 from meridian_broker.admin.figures import lagging
 from meridian_broker.admin.figures.backlogs import backlog_of
 from meridian_broker.admin.figures.filling import fill, together
-from meridian_broker.admin.http.requests import answer, body, state
+from meridian_broker.admin.http.requests import answer, body, flag, state
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.meridian.scoping import dispatched
 from meridian_broker.admin.pulsar.policy_endpoints import ENDPOINTS
@@ -38,7 +44,7 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import Invalid, NotFound
 from meridian_broker.metadata.policy_table import BACKLOG_QUOTAS, REPLICATION, TABLE, show
 from meridian_broker.metadata.view import Changed
-from meridian_broker.topics.errors import TopicError, TopicNotFound
+from meridian_broker.topics.errors import TopicElsewhere, TopicError, TopicFenced, TopicNotFound
 from meridian_broker.topics.snapshots.host import TopicSnapshots
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
@@ -123,7 +129,7 @@ async def describe(request: web.Request) -> web.Response:
     for text, subscriptions in asked:
         if described and admin.service.parts.scheduler.monotonic_ms() >= until:
             break
-        described.append({"topic": text, **await _described(admin, remembered, text, subscriptions)})
+        described.append({"topic": text, **await _described(request, remembered, text, subscriptions)})
         await asyncio.sleep(0)
     return answer({"region": admin.region, "clusters": clusters, "topics": described})
 
@@ -144,36 +150,96 @@ def _asked(given: Any) -> list[tuple[str, list[str]]]:
     return found
 
 
-async def _described(admin: AdminState, remembered: Remembered, text: str, subscriptions: list[str]) -> Json:
+async def _described(request: web.Request, remembered: Remembered, text: str, subscriptions: list[str]) -> Json:
     """A problem with one topic is reported for that topic; the others are described."""
+    admin = state(request)
     try:
         name = parse(text)
+        if flag(request, "share"):
+            return await _share(admin, await admin.service.opener.topic(name, create=False), subscriptions)
         if not name.is_persistent or name.partition >= 0:
             return {"problem": f"{name} stores no messages or is a single partition: name the whole topic"}
         if admin.catalog.namespace(name.namespace_name) is None:
             return {"namespace": False, "exists": False}
-        return await _topic(admin, remembered, name, subscriptions)
+        return await _topic(request, remembered, name, subscriptions)
     except TopicNotFound:
         return {"namespace": True, "exists": False}
     except (InvalidTopicNameError, TopicError, LedgerError) as error:
         return {"problem": str(error)}
 
 
-async def _topic(admin: AdminState, remembered: Remembered, name: TopicName, subscriptions: list[str]) -> Json:
+async def _topic(request: web.Request, remembered: Remembered, name: TopicName, subscriptions: list[str]) -> Json:
+    admin = state(request)
     partitions = 0 if str(name) in admin.service.topics else await remembered.partitions(name)
     names = [name.with_partition(index) for index in range(partitions)] or [name]
-    topics = [await admin.service.opener.topic(one, create=False) for one in names]
+    shares = await _shares(request, names, subscriptions)
     return {
         "namespace": True,
         "exists": True,
         "partitions": partitions,
         "policies": _policies(admin, name),
         "schema": await remembered.schema(name),
-        "fill": _fill(topics),
-        "replication": _replication(admin, topics),
-        "snapshots": _snapshots(topics),
-        "shadow": _shadow(admin, name, topics),
-        "subscriptions": {one: await _subscription(admin, topics, one) for one in subscriptions},
+        "fill": _fill(shares),
+        "replication": _replication(shares),
+        "snapshots": _snapshots(shares),
+        "shadow": _shadow(admin, name, shares),
+        "subscriptions": {one: _subscription(shares, one) for one in subscriptions},
+    }
+
+
+async def _shares(request: web.Request, names: list[TopicName], subscriptions: list[str]) -> list[Json]:
+    """The shares of a topic's partitions, in their order; of those that are here, and of all others together.
+
+    :raises TopicNotFound: one does not exist.
+    :raises TopicError, LedgerError: one cannot be described now.
+    """
+    admin, found, elsewhere = state(request), dict[TopicName, Json](), list[TopicName]()
+    for name in names:
+        try:
+            topic = await admin.service.opener.topic(name, create=False)
+        except TopicElsewhere:
+            elsewhere.append(name)
+        else:
+            found[name] = await _share(admin, topic, subscriptions)
+    if elsewhere:
+        asked = [(one, {"topics": [{"topic": str(one), "subscriptions": subscriptions}]}) for one in elsewhere]
+        path = "/meridian/v1/describe?share=true"
+        said = await ask_each(request, [Part(one, "POST", path, json.dumps(what).encode()) for one, what in asked])
+        for name, one in zip(elsewhere, said, strict=True):
+            if one.status != 200:
+                raise TopicFenced(f"{name} cannot be described by its broker: {reason(one.value)}")
+            (found[name],) = one.value["topics"]
+            if "problem" in found[name]:
+                raise TopicFenced(found[name]["problem"])
+            if "exists" in found[name]:
+                raise TopicNotFound(f"topic {name} does not exist")
+    return [found[name] for name in names]
+
+
+async def _share(admin: AdminState, topic: Topic, subscriptions: list[str]) -> Json:
+    """Of a topic without partitions, or of one partition."""
+    view, snapshots = topic.log, topic.snapshots
+    named = [topic.subscriptions[one] for one in subscriptions if one in topic.subscriptions]
+    return {
+        "fill": fill(topic),
+        "replication": {
+            remote: {
+                "connected": status.connected,
+                "backlog": status.backlog,
+                "delaySeconds": status.delay_ms // 1000,
+            }
+            for remote, status in admin.replication.status(topic.name).items()
+        },
+        "without": sorted(snapshots.given_up()) if isinstance(snapshots, TopicSnapshots) and snapshots.takes else None,
+        "shadow": {
+            "connected": view.is_attached,
+            "gapEntries": view.skipped_entries,
+            "autoResets": view.resets,
+            "backlog": view.distance(topic.needed_from(), view.last_confirmed),
+        }
+        if isinstance(view, LogView)
+        else None,
+        "subscriptions": {one.name: await _part(admin, one) for one in named},
     }
 
 
@@ -194,55 +260,51 @@ def _policies(admin: AdminState, name: TopicName) -> Json:
     return shown
 
 
-def _fill(topics: list[Topic]) -> Json:
-    shown = fill(topics[0])
-    for topic in topics[1:]:
-        shown = together(shown, fill(topic))
+def _fill(shares: Sequence[Json]) -> Json:
+    shown = shares[0]["fill"]
+    for share in shares[1:]:
+        shown = together(shown, share["fill"])
     return {key: shown[key] for key in ("ready", "reason", "missing")}
 
 
-def _shadow(admin: AdminState, name: TopicName, topics: list[Topic]) -> Json | None:
+def _shadow(admin: AdminState, name: TopicName, shares: Sequence[Json]) -> Json | None:
     """A shadow's state relative to its source; None: it is not a shadow."""
     record = admin.catalog.shadows.find(name)
     if record is None:
         return None
-    views = [topic.log for topic in topics if isinstance(topic.log, LogView)]
+    views = [share["shadow"] for share in shares if share["shadow"] is not None]
     return {
         "source": str(record.source),
-        "connected": bool(views) and all(view.is_attached for view in views),
+        "connected": bool(views) and all(view["connected"] for view in views),
         "holdsSourceLedgers": record.holds,
-        "gapEntries": sum(view.skipped_entries for view in views),
         "autoResetBacklogEntries": record.reset_behind,
-        "autoResets": sum(view.resets for view in views),
-        "backlog": sum(topic.log.distance(topic.needed_from(), topic.log.last_confirmed) for topic in topics),
+        **{key: sum(view[key] for view in views) for key in ("gapEntries", "autoResets", "backlog")},
     }
 
 
-def _replication(admin: AdminState, topics: list[Topic]) -> Json:
+def _replication(shares: Sequence[Json]) -> Json:
     """Per remote region: the partitions' backlogs added up, otherwise the worst value."""
     shown: dict[str, Json] = {}
-    for topic in topics:
-        for remote, status in admin.replication.status(topic.name).items():
+    for share in shares:
+        for remote, status in share["replication"].items():
             one = shown.setdefault(remote, {"connected": True, "backlog": 0, "delaySeconds": 0})
-            one["connected"] = one["connected"] and status.connected
-            one["backlog"] += status.backlog
-            one["delaySeconds"] = max(one["delaySeconds"], status.delay_ms // 1000)
+            one["connected"] = one["connected"] and status["connected"]
+            one["backlog"] += status["backlog"]
+            one["delaySeconds"] = max(one["delaySeconds"], status["delaySeconds"])
     return shown
 
 
-def _snapshots(topics: list[Topic]) -> Json:
+def _snapshots(shares: Sequence[Json]) -> Json:
     """Whether subscriptions move in other regions by snapshots, and the regions that all partitions leave out."""
-    taking = [one for topic in topics if isinstance(one := topic.snapshots, TopicSnapshots) and one.takes]
-    without = [one.given_up() for one in taking]
-    return {"takes": bool(taking), "without": sorted(frozenset.intersection(*without)) if without else []}
+    without = [frozenset(share["without"]) for share in shares if share["without"] is not None]
+    return {"takes": bool(without), "without": sorted(frozenset.intersection(*without)) if without else []}
 
 
-async def _subscription(admin: AdminState, topics: list[Topic], name: str) -> Json | None:
+def _subscription(shares: Sequence[Json], name: str) -> Json | None:
     """The subscription across all partitions that have it; None if none has."""
-    found = [topic.subscriptions[name] for topic in topics if name in topic.subscriptions]
-    if not found:
+    parts = [share["subscriptions"][name] for share in shares if name in share["subscriptions"]]
+    if not parts:
         return None
-    parts = [await _part(admin, subscription) for subscription in found]
     return {
         "replicated": all(part["replicated"] for part in parts),
         "synced": all(part["synced"] for part in parts),
