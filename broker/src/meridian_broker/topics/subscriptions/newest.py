@@ -12,7 +12,7 @@ of them, one after the other in one loop: a turn for each would cost as much as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from meridian_broker.ledgers.entry import CHUNK, MARKER, messages
 from meridian_broker.positions.position import EARLIEST, Position
@@ -20,7 +20,8 @@ from meridian_broker.topics.context import WindingDown
 
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
-    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.cursors.cursor import Cursor
+    from meridian_broker.topics.dispatch.dispatcher import Dispatcher
 
 TOGETHER: Final = 16
 """Subscriptions of an offer. Sending to them takes some tens of microseconds, but those that take the usual way may
@@ -29,6 +30,44 @@ FEW: Final = 16
 """Subscriptions of a topic for which noting would save nothing."""
 NOTED_BYTES: Final = 4 << 10
 """Larger entries are not noted: each topic keeps one in memory, and sending them costs more than deciding it."""
+
+
+class Offered(Protocol):
+    """A subscription."""
+
+    is_waiting: bool
+    messages_out: int
+    bytes_out: int
+
+    @property
+    def dispatcher(self) -> Dispatcher | None: ...
+
+    @property
+    def cursor(self) -> Cursor: ...
+
+    @property
+    def durable(self) -> bool: ...
+
+    @property
+    def barrier(self) -> bool: ...
+
+    @property
+    def streams(self) -> object | None: ...
+
+    @property
+    def pace(self) -> object | None: ...
+
+    def follow(self) -> None:
+        """An entry arrived, and it has no consumer."""
+        ...
+
+    def dispatch(self) -> None:
+        """Dispatch now."""
+        ...
+
+    def dispatch_soon(self) -> None:
+        """Dispatch in a turn of its own."""
+        ...
 
 
 class Newest:
@@ -73,9 +112,9 @@ class Newest:
             and not topic.log.damage.damaged
         )
 
-    def offer(self, subscriptions: Iterable[Subscription]) -> None:
+    def offer(self, subscriptions: Iterable[Offered]) -> None:
         """An entry arrived: let these dispatch in the next turn of the loop, those without consumers aside."""
-        some: list[Subscription] = []
+        some: list[Offered] = []
         for subscription in subscriptions:
             if subscription.dispatcher is None:
                 if subscription.durable:
@@ -86,7 +125,7 @@ class Newest:
         for first in range(0, len(some), TOGETHER):
             self._topic.turns.add(Offer(self, some[first : first + TOGETHER]))
 
-    def send(self, subscriptions: Iterator[Subscription]) -> Subscription | None:
+    def send(self, subscriptions: Iterator[Offered]) -> Offered | None:
         """Send the newest entry, as their ``pump`` and ``send`` would. Call it only if it ``may_be_sent``.
 
         :returns: the first that was sent nothing and has to ask these; those after it are left. None: none is left.
@@ -130,14 +169,14 @@ class Offer:
 
     __slots__ = ("_newest", "_subscriptions")
 
-    def __init__(self, newest: Newest, subscriptions: list[Subscription]) -> None:
+    def __init__(self, newest: Newest, subscriptions: list[Offered]) -> None:
         self._newest = newest
         self._subscriptions = subscriptions
 
     def next_turn(self) -> None:
         """Let all of them dispatch. If one fails, the others go on in turns of their own."""
         newest, left = self._newest, iter(self._subscriptions)
-        other: Subscription | None
+        other: Offered | None
         try:
             while (other := newest.send(left) if newest.may_be_sent() else next(left, None)) is not None:
                 other.dispatch()  # which may note it
