@@ -153,7 +153,7 @@ class DispatchWorld:
         quiet = turns = 0
         while quiet < 4:
             await asyncio.sleep(0)
-            quiet = quiet + 1 if self.scheduler.quiet and not self.subscription._pumping else 0
+            quiet = quiet + 1 if self.scheduler.quiet and not self.subscription.is_waiting else 0
             turns += 1
             assert turns < 3000, "the event loop never becomes idle"
         assert self.topic.failure is None

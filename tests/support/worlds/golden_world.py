@@ -165,6 +165,11 @@ SEQUENCES = sequence_ids.Record(
 )
 
 
+SEVERAL = [changes.encode(Kind.REMOVED, name, TIME_MS, b"") for name in ("billing", "audit")]
+NAMELESS = (Kind.ACKED_BY_MANY, Kind.SEVERAL)
+"""Kinds of records that name no subscription in their head."""
+
+
 def progress_records() -> dict[Kind, bytes]:
     """One payload of each kind."""
     whole = progress().encode()
@@ -184,6 +189,7 @@ def progress_records() -> dict[Kind, bytes]:
         Kind.LOST: Loss(7, 3, TIME_MS, ("billing",), in_doubt=True).encode(),
         Kind.PULSAR: struct.pack(">Bqqqqqqqq", 1, 9, 4, 9, 3, 5, 7, 10, 0),
         Kind.VOTES: b'{"eu-central":["eu-central#7",3,6000],"us-east":["us-west#12",9,0]}',
+        Kind.SEVERAL: b"".join(len(one).to_bytes(4, "big") + one for one in SEVERAL),
     }
 
 
@@ -417,7 +423,7 @@ def small_files() -> dict[str, bytes]:
     }
     for kind, payload in progress_records().items():
         name = f"progress-record-{kind.name.lower().replace('_', '-')}.bin"
-        name_of = "" if kind is Kind.ACKED_BY_MANY else "billing"
+        name_of = "" if kind in NAMELESS else "billing"
         files[name] = changes.encode(kind, name_of, TIME_MS, payload)
     for message in peer_messages():
         files[f"peer-{type(message).__name__.lower()}.bin"] = codec.encode(message)

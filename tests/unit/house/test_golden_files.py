@@ -149,7 +149,7 @@ def test_every_kind_of_progress_record_has_a_golden_file() -> None:
 @pytest.mark.parametrize("kind", world.progress_records())
 def test_progress_records_are_read(kind: changes.Kind) -> None:
     name = f"progress-record-{kind.name.lower().replace('_', '-')}.bin"
-    of = "" if kind is changes.Kind.ACKED_BY_MANY else "billing"
+    of = "" if kind in world.NAMELESS else "billing"
     expected = (kind, of, world.TIME_MS, world.progress_records()[kind])
     assert changes.decode(golden(name)) == expected
     if kind is changes.Kind.SUBSCRIPTION:
@@ -159,6 +159,9 @@ def test_progress_records_are_read(kind: changes.Kind) -> None:
     if kind is changes.Kind.ACKED_BY_MANY:
         acked = [(changes.Kind.ACKED, one, world.TIME_MS, b"delta") for one in ("billing", "audit")]
         assert changes.expand(golden(name)) == acked
+    if kind is changes.Kind.SEVERAL:
+        gone = [(changes.Kind.REMOVED, one, world.TIME_MS, b"") for one in ("billing", "audit")]
+        assert changes.expand(golden(name)) == gone
     if kind is changes.Kind.LOST:
         assert Loss.decode("7", expected[3]) == Loss(7, 3, world.TIME_MS, ("billing",), in_doubt=True)
     if kind is changes.Kind.VOTES:

@@ -18,7 +18,17 @@ from meridian_broker.topics.cursors.cursor import Cursor
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.journal import progress_log
-from meridian_broker.topics.journal.changes import MANY, Change, Kind, ProgressLogError, encode_many, expand
+from meridian_broker.topics.journal.changes import (
+    MANY,
+    SEVERAL_MIN,
+    Change,
+    Kind,
+    ProgressLogError,
+    encode,
+    encode_many,
+    expand,
+    join,
+)
 from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 NAMES = st.lists(st.text(max_size=20), min_size=2, max_size=MANY)
@@ -46,6 +56,37 @@ def test_a_truncated_record_is_refused_or_names_some_of_them(
 def test_a_record_that_names_more_than_a_broker_writes_is_refused() -> None:
     with pytest.raises(ProgressLogError, match="they name 129 subscriptions"):
         expand(encode_many(["s"] * (MANY + 1), 7, b"delta"))
+
+
+@given(st.lists(st.tuples(st.text(max_size=9), st.binary(max_size=30)), min_size=1, max_size=20))
+def test_joined_records_stand_for_the_same_changes(said: list[tuple[str, bytes]]) -> None:
+    records = [encode(Kind.WHOLE, name, 7, payload) for name, payload in said]
+    joined = join(records, 8)
+    assert len(joined) == (1 if len(records) >= SEVERAL_MIN else len(records))
+    assert [change for one in joined for change in expand(one)] == [Change(Kind.WHOLE, *one) for one in with_time(said)]
+
+
+def with_time(said: list[tuple[str, bytes]]) -> list[tuple[str, int, bytes]]:
+    return [(name, 7, payload) for name, payload in said]
+
+
+@given(st.data())
+def test_a_truncated_record_of_several_is_refused(data: st.DataObject) -> None:
+    records = [encode(Kind.WHOLE, "s", 7, b"abc")] * SEVERAL_MIN
+    (joined,) = join(records, 8)
+    cut = data.draw(st.integers(0, len(joined) - 1))
+    try:
+        changes = expand(joined[:cut])
+    except ProgressLogError:
+        return
+    assert changes == [Change(Kind.WHOLE, "s", 7, b"abc")] * len(changes)
+
+
+def test_records_of_several_are_not_nested() -> None:
+    (joined,) = join([encode(Kind.WHOLE, "s", 7, b"abc")] * SEVERAL_MIN, 8)
+    (nested,) = join([joined] * SEVERAL_MIN, 8)
+    with pytest.raises(ProgressLogError, match="not several"):
+        expand(nested)
 
 
 def expected(one: Region, name: str, numbers: set[int]) -> Progress:

@@ -15,7 +15,7 @@ from meridian_broker.ledgers.store import LedgerCorrupt
 from meridian_broker.positions import Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST
 from meridian_broker.replication.leases.manager import LeaseManager
-from meridian_broker.topics.journal.changes import Kind
+from meridian_broker.topics.journal.changes import SEVERAL_MIN, Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, encode_record
 from meridian_broker.topics.lifecycle import replay
 from meridian_broker.topics.service.leased_topics import LeasedTopics
@@ -95,6 +95,20 @@ async def test_only_what_a_damaged_record_acknowledged_is_redelivered(rot: Rot) 
         rot.clear()  # the first start wrote a snapshot: the damaged ledger is gone, but the report remains
     one.scheduler.ms += DOUBT_MS
     assert one.topic.subscription_registry.lost_records.recent() == []
+
+
+async def test_a_damaged_record_of_many_subscriptions_leaves_the_topic_in_doubt(rot: Rot) -> None:
+    one = await region(**{f"s{number}": False for number in range(SEVERAL_MIN)})
+    one.topic.progress_log._roll()
+    await one.settle()
+    await one.ack("s1", [0], 0)
+    (ledger,) = one.topic.progress_log.ledgers
+    rot[ledger, 0] = None
+    await restarted(one)
+    assert list(one.topic.subscriptions) == ["s1"]
+    assert acked(one, "s1") == [0]
+    assert one.topic.subscription_registry.lost_records.in_doubt
+    assert (await subscribed(one, "s2")).cursor.mark_delete < one.stored[0], "it may be the lost one"
 
 
 async def test_a_subscription_with_a_damaged_creation_is_recreated_from_later_records(rot: Rot) -> None:

@@ -18,6 +18,7 @@ from meridian_broker.topics.cursors.cursor import Cursor
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.single import SingleDispatcher
 from meridian_broker.topics.dispatch.types import EXCLUSIVE, FAILOVER, SHARED, SubscriptionType
+from meridian_broker.topics.subscriptions import newest
 from meridian_broker.topics.subscriptions.administration import move_subscription
 from meridian_broker.topics.subscriptions.newest import FEW
 from support.worlds.topic_of_one_region import BEGAN_MS, Region
@@ -156,15 +157,16 @@ ACTS = (
 )
 
 
-@pytest.mark.parametrize("turn_ms", [turns.TURN_MS, 0])
+@pytest.mark.parametrize(("turn_ms", "together"), [(turns.TURN_MS, 1), (turns.TURN_MS, 4), (0, 1)])
 @pytest.mark.parametrize("seed", range(12))
 async def test_each_is_sent_what_the_usual_path_would_send(
-    seed: int, turn_ms: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, turn_ms: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if acknowledgements are pending in between: a turn of no time ends after each subscription."""
     random = Random(seed)
     monkeypatch.setattr(turns, "TURN_MS", turn_ms)
     monkeypatch.setattr(turns, "LOOK_EVERY", 1)
+    monkeypatch.setattr(newest, "TOGETHER", together)
     kinds = [random.choice([EXCLUSIVE, EXCLUSIVE, FAILOVER, SHARED]) for _ in range(6)]
     worlds = World(6), World(6)
 
@@ -227,6 +229,7 @@ async def test_a_pending_acknowledgement_that_many_share_does_not_hold_back_the_
         await world.one.settle()
     monkeypatch.setattr(turns, "TURN_MS", 0)
     monkeypatch.setattr(turns, "LOOK_EVERY", 1)
+    monkeypatch.setattr(newest, "TOGETHER", 1)
     world.publish(1)
     first = world.ports[world.names[0]]
     for _ in range(40):

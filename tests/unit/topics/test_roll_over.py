@@ -90,6 +90,21 @@ async def test_a_new_subscription_does_not_wait_for_the_snapshot_of_the_others()
     assert one.state() == before
 
 
+async def test_small_subscriptions_share_the_records_of_a_snapshot() -> None:
+    one = await region(**{f"s{number}": False for number in range(100)})
+    await one.ack("s7", [0, 3], 0)
+    before, log = one.state(), one.topic.progress_log
+    log._roll()
+    await one.settle()
+    (ledger,) = log.ledgers
+    entries = (await one.store.open(ledger)).last_confirmed() + 1
+    await one.kill()
+    await one.start()
+    assert one.state() == before
+    assert [change.subscription for change in one.changes if change.kind == Kind.WHOLE] == list(before)[:100]
+    assert 1 < entries < 10
+
+
 async def test_a_close_on_a_full_disk_fails_everybody_who_waits() -> None:
     store, refused = MemoryLedgerStore(), list[LedgerError | None]()
     log = ProgressLog(store, TopicRecord(), 1, LoopScheduler(), lambda: ())

@@ -25,6 +25,9 @@ from meridian_broker.positions.varints import Reader, put_name, put_number
 NOWHERE: Final[Mapping[str, Position]] = {}
 """The places of a subscription that begins at each region's earliest entry, or whose creation is unknown."""
 
+_ZERO_BYTES: Final = bytes(3)
+"""The encoding of ``ZERO``."""
+
 
 class Beginning(NamedTuple):
     """See the module's text."""
@@ -69,6 +72,9 @@ class Beginning(NamedTuple):
     def put(self, out: bytearray) -> None:
         """Append the canonical encoding."""
         for stamp in (self.incarnation, self.created):
+            if stamp is ZERO:  # the incarnation of nearly all
+                out += _ZERO_BYTES
+                continue
             put_number(out, stamp.time_ms)
             put_number(out, stamp.counter)
             put_name(out, stamp.region)

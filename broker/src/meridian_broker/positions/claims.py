@@ -13,7 +13,7 @@ from pyroaring import BitMap
 from meridian_broker.positions.bitcodec import put_bits, take_bits
 from meridian_broker.positions.bitruns import ENTRY_LIMIT, chunks
 from meridian_broker.positions.position import Position
-from meridian_broker.positions.varints import Reader, put_number
+from meridian_broker.positions.varints import Reader, number_bytes, put_number
 
 BATCH_LIMIT: Final = 1 << 20
 """Messages that one entry may contain. A batch of empty messages in the largest frame stays far below."""
@@ -255,8 +255,8 @@ def _digest_of(bits: BitMap) -> bytes:
 
 
 def put_position(out: bytearray, position: Position) -> None:
-    put_number(out, position.ledger + 1)
-    put_number(out, position.entry + 1)
+    out += number_bytes(position[0] + 1)
+    put_number(out, position[1] + 1)
 
 
 def take_position(reader: Reader) -> Position:

@@ -7,6 +7,7 @@ bytes. ``Reader`` trusts nothing: whatever the bytes, it raises only ``ValueErro
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 MAX_NUMBER: Final = (1 << 64) - 1
@@ -26,6 +27,14 @@ def put_number(out: bytearray, number: int) -> None:
     out.append(number)
 
 
+@lru_cache(maxsize=1024)
+def number_bytes(number: int) -> bytes:
+    """What ``put_number`` appends, for large numbers that return tens of thousands of times: the ids of ledgers."""
+    out = bytearray()
+    put_number(out, number)
+    return bytes(out)
+
+
 def put_bytes(out: bytearray, data: bytes | bytearray) -> None:
     put_number(out, len(data))
     out += data
@@ -33,10 +42,15 @@ def put_bytes(out: bytearray, data: bytes | bytearray) -> None:
 
 def put_name(out: bytearray, name: str) -> None:
     """:raises ValueError: the name is longer than ``MAX_NAME_BYTES``."""
+    out += _name_bytes(name)
+
+
+@lru_cache(maxsize=256)
+def _name_bytes(name: str) -> bytes:
     data = name.encode()
     if len(data) > MAX_NAME_BYTES:
         raise ValueError(f"region name {name[:40]!r}... has {len(data)} bytes; at most {MAX_NAME_BYTES} are allowed")
-    put_bytes(out, data)
+    return number_bytes(len(data)) + data
 
 
 class Reader:

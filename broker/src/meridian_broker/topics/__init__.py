@@ -15,6 +15,6 @@ Other rooms import only these modules of it::
     service.exchange_host  service.incarnations  service.kinds  service.leased_topics  service.offloading
     service.owned_topics  service.partition_growth  service.registry  service.removal  service.rounds
     service.service  service.shadow_topics  service.subscribing  service.traffic  service.unused  snapshots.host
-    subscriptions.administration  subscriptions.closing  subscriptions.damaged_records
+    subscriptions.administration  subscriptions.alike  subscriptions.closing  subscriptions.damaged_records
     subscriptions.subscription  topic  validation
 """

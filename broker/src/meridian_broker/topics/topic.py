@@ -312,6 +312,9 @@ class Topic(TopicContext):
         self.last_used_ms = self.scheduler.now_ms()
         if self.subscription_registry.newest is None and len(self.subscriptions) > FEW:
             self.subscription_registry.newest = Newest(self)
+        if self.subscription_registry.newest is not None:
+            self.subscription_registry.newest.offer(self.subscriptions.values())
+            return
         for subscription in self.subscriptions.values():
             if subscription.dispatcher is not None:
                 subscription.dispatch_soon()

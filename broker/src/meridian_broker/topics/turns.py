@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 TURN_MS: Final = 20
 """After so many milliseconds the loop may do something else."""
-LOOK_EVERY: Final = 16
-"""How many have their turn between two looks at the clock."""
+LOOK_EVERY: Final = 2
+"""How many have their turn between two looks at the clock; an ``Offer`` is the turn of several."""
 FIRST_WAIT_MS: Final = 500
 """For at most so long, those who come first wait for a turn that is under way."""
 

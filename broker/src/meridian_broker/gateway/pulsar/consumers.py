@@ -21,6 +21,7 @@ from meridian_broker.topics.context import TopicContext
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
+from meridian_broker.topics.subscriptions import alike
 from meridian_broker.topics.subscriptions.administration import move_subscription, move_subscription_to_time
 from meridian_broker.topics.subscriptions.closing import leave
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -60,16 +61,17 @@ def acks_and_flows(connection: Connection, commands: Sequence[Any], first: int) 
             if (consumer := consumers.get(consumer_id)) is not None:
                 consumer.flow(permits)
         elif command[0] == ACK_OF_MANY:
-            for consumer_id in command.consumer_ids:
-                if (consumer := consumers.get(consumer_id)) is not None:
-                    consumer.subscription.acknowledge(consumer, [command.position])
+            alike.acknowledge(_those(consumers, command.consumer_ids), command.position)
         elif command[0] == FLOW_OF_MANY:
-            for consumer_id in command.consumer_ids:
-                if (consumer := consumers.get(consumer_id)) is not None:
-                    consumer.flow(command.permits)
+            alike.flow(_those(consumers, command.consumer_ids), command.permits)
         else:
             return at
     return len(commands)
+
+
+def _those(consumers: Mapping[int, Consumer], consumer_ids: list[int]) -> list[Consumer]:
+    """The consumers of these numbers; some may be closed."""
+    return [consumer for consumer_id in consumer_ids if (consumer := consumers.get(consumer_id)) is not None]
 
 
 def _other_ack(connection: Connection, command: Ack, consumer: Consumer | None) -> None:

@@ -112,7 +112,23 @@ class AckBuffer(CursorState):
             self.changed(confirmed, 1)
             return True
         self._entries += 1
-        common.join(self)
+        common.join((self,))
+        return True
+
+    def claim_as(self, acker: AckState, common: CommonAck) -> bool:
+        """As ``claim_common`` with what another subscription has claimed, if nothing else is pending. The caller lets
+        it join. False: nothing was done."""
+        if (
+            self._delta is not None
+            or common.topic is not self.context
+            or not self.durable
+            or self.resent is not None
+            or acker.epoch is not ZERO
+            or not self._is_plain()
+        ):
+            return False
+        self._delta = common
+        self._entries += 1
         return True
 
     def _is_plain(self) -> bool:
@@ -147,7 +163,7 @@ class AckBuffer(CursorState):
         self._is_flushing = False
         self.flush()
 
-    def make(self, common: CommonAck, following: Origin | None, now_ms: int) -> str | None:
+    def make(self, common: CommonAck, following: Origin | None, is_last: bool, now_ms: int) -> str | None:
         """As ``flush``, if nothing is pending but what many acknowledge; they write it together (``Participant``)."""
         if self._delta is not common or self._confirmations is not None:
             return None  # flushed before, or more was acknowledged: that is flushed in a turn of its own
@@ -160,9 +176,7 @@ class AckBuffer(CursorState):
         if not progress.ack(ZERO, common.region, common.after, common.upto):
             return None
         if self.mark_delete == common.before and (
-            position >= self.context.log.last_confirmed
-            if following is None
-            else self.dropped is None and not progress.is_acked(*following)
+            is_last or (following is not None and self.dropped is None and not progress.is_acked(*following))
         ):
             self.mark_delete = position  # as ``advance`` would, and one object for all
             owner.moved(position)

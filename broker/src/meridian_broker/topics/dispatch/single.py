@@ -87,9 +87,10 @@ class SingleDispatcher(Dispatcher):
         return self.active is consumer
 
     def ready_after(self, position: Position) -> Consumer | None:
-        active = self.active
-        is_there = self.read == position and self._waiting is None and self._covered is None and not self._reading
-        return active if is_there and active is not None and active.ready else None
+        active, read = self.active, self.read
+        if active is None or (read is not position and read != position) or self._waiting is not None:
+            return None
+        return active if self._covered is None and not self._reading and active.ready else None
 
     def pump(self) -> None:
         active = self.active

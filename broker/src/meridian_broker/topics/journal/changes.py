@@ -5,6 +5,8 @@ Layout, big-endian: ``u8 version | u8 kind | u16 length of the name | u64 time m
 
 A record of kind ``ACKED_BY_MANY`` has no name. Its payload is ``u16 length of the delta | delta``, followed by
 ``u16 length | name`` for each subscription that made the same acknowledgements.
+
+A record of kind ``SEVERAL`` has no name either. Its payload is ``u32 length | record`` for each record that it holds.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ from meridian_broker.positions.formats import unreadable
 FORMAT_VERSION: Final = 1
 MANY: Final = 128
 """Subscriptions that one record names at most: a replay takes a few hundred changes at a time."""
+SEVERAL_MIN: Final = 8
+"""With fewer, records stay apart: the disk then damages them one by one, and the head of each still names what is
+lost."""
 _HEAD: Final = struct.Struct(">BBHQ")
 _LENGTH: Final = struct.Struct(">H")
+_SIZE: Final = struct.Struct(">I")
 
 
 class Kind(IntEnum):
@@ -67,6 +73,11 @@ class Kind(IntEnum):
     (``topics/dispatch_scope/votes.py``).
     """
 
+    SEVERAL = 17
+    """Small records of a snapshot. ``expand`` returns the change of each. On bookies, each entry costs as much as a
+    few hundred bytes of it.
+    """
+
 
 _KINDS: Final = frozenset(Kind)
 
@@ -100,12 +111,24 @@ def encode_many(subscriptions: Sequence[str], time_ms: int, delta: bytes) -> byt
     return bytes(out)
 
 
+def join(records: list[bytes], time_ms: int) -> list[bytes]:
+    """The same records as one, unless they are few."""
+    if len(records) < SEVERAL_MIN:
+        return records
+    parts = [_HEAD.pack(FORMAT_VERSION, Kind.SEVERAL, 0, time_ms)]
+    for record in records:
+        parts += _SIZE.pack(len(record)), record
+    return [b"".join(parts)]
+
+
 def expand(record: bytes) -> list[Change]:
-    """The changes that a record stands for; they share one payload.
+    """The changes that a record stands for; those that acknowledge the same share one payload.
 
     :raises ProgressLogError: a newer format, or not a valid record.
     """
     change = decode(record)
+    if change.kind == Kind.SEVERAL:
+        return [one for held in _held(change.payload) for one in expand(held)]
     if change.kind != Kind.ACKED_BY_MANY:
         return [change]
     try:
@@ -114,6 +137,18 @@ def expand(record: bytes) -> list[Change]:
         raise ProgressLogError(
             f"{len(record)} bytes are not acknowledgements of many subscriptions: {error}"
         ) from error
+
+
+def _held(payload: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(payload):
+        begin = at + _SIZE.size
+        size = int.from_bytes(payload[at:begin], "big")
+        at = begin + size
+        held = payload[begin:at]
+        if len(held) < max(size, _HEAD.size) or held[1] == Kind.SEVERAL:
+            raise ProgressLogError(f"{len(payload)} bytes are not several progress records: one of them is not whole")
+        yield held
 
 
 def _many(change: Change) -> Iterator[tuple[str, int, bytes]]:

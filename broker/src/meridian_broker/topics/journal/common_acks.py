@@ -34,10 +34,11 @@ Origin = tuple[str, "Position"]
 class Participant(Protocol):
     """Who makes such an acknowledgement: a cursor."""
 
-    def make(self, common: CommonAck, following: Origin | None, now_ms: int, /) -> str | None:
+    def make(self, common: CommonAck, following: Origin | None, is_last: bool, now_ms: int, /) -> str | None:
         """Join it, unless it was dealt with meanwhile.
 
         :param following: where the next entry was first stored; None: there is none, or it has to be examined.
+        :param is_last: there is none.
         :returns: the subscription for which it is to be written.
         """
         ...
@@ -65,7 +66,6 @@ class CommonAck:
 
     __slots__ = (
         "_longer",
-        "_topic",
         "after",
         "before",
         "delta",
@@ -73,12 +73,13 @@ class CommonAck:
         "participants",
         "position",
         "region",
+        "topic",
         "upto",
     )
 
     def __init__(self, topic: OfTopic, position: Position, place: Place, before: Position) -> None:
         """:param position: of the last entry, in this region. :param before: the last entry before the first one."""
-        self._topic = topic
+        self.topic = topic
         self.participants: list[Participant] = []
         """Those who made it and whose acknowledgement is not written yet, in the order in which they did."""
         self.position = position
@@ -97,14 +98,15 @@ class CommonAck:
         longer = self._longer
         if longer is None or longer.upto != following.upto:
             place = Place(self.region, self.after, following.upto)
-            longer = self._longer = CommonAck(self._topic, following.position, place, self.before)
+            longer = self._longer = CommonAck(self.topic, following.position, place, self.before)
         return longer
 
-    def join(self, participant: Participant) -> None:
-        """One more makes it; ``next_turn`` is called once the turn is over."""
-        if not len(self.participants) % TOGETHER:
-            self._topic.turns.add_first(self)  # before dispatch, which would flush each cursor by itself
-        self.participants.append(participant)
+    def join(self, participants: Sequence[Participant]) -> None:
+        """Some more make it; ``next_turn`` is called once the turn is over."""
+        had = len(self.participants)
+        self.participants += participants
+        for _ in range(-(-had // TOGETHER), -(-len(self.participants) // TOGETHER)):
+            self.topic.turns.add_first(self)  # before dispatch, which would flush each cursor by itself
 
     def next_turn(self) -> None:
         """The turn in which it was made is over for ``TOGETHER`` participants. If one of them fails, the others go on
@@ -112,11 +114,12 @@ class CommonAck:
         due = iter(self.participants[:TOGETHER])
         del self.participants[:TOGETHER]
         names: list[str] = []
-        topic, following = self._topic, self._following()
+        topic, following = self.topic, self._following()
         now_ms = topic.scheduler.now_ms()
+        is_last = following is None and self.position >= topic.log.last_confirmed
         try:
             for participant in due:
-                name = participant.make(self, following, now_ms)
+                name = participant.make(self, following, is_last, now_ms)
                 if name is not None:
                     names.append(name)
         finally:
@@ -127,6 +130,6 @@ class CommonAck:
                 topic.scheduler.defer(self.next_turn)
 
     def _following(self) -> Origin | None:
-        log = self._topic.log
+        log = self.topic.log
         following = log.after(self.position)
         return None if following is None or following in log.damage.lost else log.origin(following)

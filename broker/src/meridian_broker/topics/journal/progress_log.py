@@ -25,7 +25,7 @@ from meridian_broker.ledgers.store import Done, LedgerError, LedgerStore, Writer
 from meridian_broker.ledgers.under_way import UnderWay
 from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, VersionConflict
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.journal.changes import Change, Kind, encode
+from meridian_broker.topics.journal.changes import Change, Kind, encode, join
 from meridian_broker.topics.journal.common_acks import CommonAck
 from meridian_broker.topics.journal.gathering import Gathering
 from meridian_broker.topics.journal.progress_ledgers import Damaged, ProgressLedgers, ProgressLogMetadata
@@ -284,15 +284,22 @@ class ProgressLog:
     def _slices(self, snapshot: Iterable[tuple[Kind, str, bytes]]) -> Iterator[list[bytes]]:
         """Slices are encoded on demand, so that each is current in the turn in which it is written."""
         now, records, size = self._scheduler.now_ms(), list[bytes](), 0
+        wholes: list[bytes] = []
         for kind, name, payload in snapshot:
-            records.append(encode(kind, name, now, payload))
-            size += len(records[-1])
-            is_full = len(records) >= SNAPSHOT_RECORDS and size >= SNAPSHOT_SMALL_BYTES
+            record = encode(kind, name, now, payload)
+            if kind == Kind.WHOLE:
+                wholes.append(record)
+            else:
+                records += [*join(wholes, now), record]
+                wholes = []
+            size += len(record)
+            is_full = len(records) + len(wholes) >= SNAPSHOT_RECORDS and size >= SNAPSHOT_SMALL_BYTES
             if (is_full or size >= SNAPSHOT_BYTES) and kind != Kind.SEQUENCES:
-                yield records  # sequence ids are written together: only their last record says up to where they hold
-                records, size = [], 0
-        if records:
-            yield records
+                yield records + join(wholes, now)
+                # sequence ids are written together: only their last record says up to where they hold
+                records, wholes, size = [], [], 0
+        if records or wholes:
+            yield records + join(wholes, now)
 
     async def _write_snapshot(self, slices: Iterator[list[bytes]]) -> None:
         """Write the rest of the snapshot, and wait until all of it is durable.

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.cursors.ack_state import AckState
     from meridian_broker.topics.ports import DispatchedStreams, Exchange
-    from meridian_broker.topics.subscriptions.newest import Newest
     from meridian_broker.topics.subscriptions.ports import Registry
 
 
@@ -40,12 +39,12 @@ class Subscription:
 
     __slots__ = (
         "_barriers",
-        "_pumping",
         "barrier",
         "bytes_out",
         "cursor",
         "dispatcher",
         "entries_dropped",
+        "is_waiting",
         "last_left_ms",
         "messages_out",
         "pace",
@@ -88,7 +87,8 @@ class Subscription:
         """Shared: messages sent to all consumers and not acked yet."""
         self.last_left_ms = topic.scheduler.now_ms()
         """When its last consumer left; before that, when it was created or opened here. In milliseconds since 1970."""
-        self._pumping = False
+        self.is_waiting = False
+        """It dispatches in the next turn of the loop."""
 
     def follow_record(self, record: SubscriptionRecord) -> None:
         """Replace the record by one of the same incarnation or a later one. The caller writes it to the log."""
@@ -229,15 +229,21 @@ class Subscription:
 
     def dispatch_soon(self) -> None:
         """Let the dispatcher run in the next turn of the loop."""
-        if not self._pumping and self.dispatcher is not None:
-            self._pumping = True
+        if not self.is_waiting and self.dispatcher is not None:
+            self.is_waiting = True
             self.topic.turns.add(self)
 
     def next_turn(self) -> None:
         """Dispatch."""
-        self._pumping = False
+        newest = self.registry.newest
+        if newest is None or not newest.may_be_sent() or newest.send(iter((self,))) is not None:
+            self.dispatch()
+
+    def dispatch(self) -> None:
+        """Dispatch now, whatever there is to send."""
+        self.is_waiting = False
         newest, dispatcher = self.registry.newest, self.dispatcher
-        if dispatcher is None or (newest is not None and self._send_newest(newest, dispatcher)):
+        if dispatcher is None:
             return
         if not self.barrier and self.topic.failure is None:
             self.cursor.flush_pending()
@@ -249,23 +255,6 @@ class Subscription:
             if self.topic.terminated is not None:
                 self._tell_end()
             self.cursor.catch_up()
-
-    def _send_newest(self, newest: Newest, dispatcher: Dispatcher) -> bool:
-        """Send the newest entry, as ``pump`` and ``send`` would. False: nothing was sent, ask those."""
-        if not newest.may_be_sent() or self.barrier or self.streams is not None or self.pace is not None:
-            return False
-        consumer = dispatcher.ready_after(newest.after)
-        if consumer is None or not self.cursor.simply_owes(newest.region, newest.origin, newest.position):
-            return False
-        entry, dispatcher.read = newest.entry, newest.position
-        size = len(entry)
-        consumer.permits -= 1
-        consumer.messages_out += 1
-        consumer.bytes_out += size
-        self.messages_out += 1
-        self.bytes_out += size
-        consumer.port.deliver(consumer, newest.position, entry, 0, None)
-        return True
 
     def _tell_end(self) -> None:
         """Tell each consumer once that the topic is terminated and everything in it acknowledged."""
