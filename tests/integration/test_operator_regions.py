@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.plan import geo_topic, replicated_subscription
@@ -21,6 +22,7 @@ from meridian_operator.regions.directory import Region, Tokens
 from meridian_operator.regions.observing import Observer
 from support.brokers.broker_process import HttpAnswer, RegionsProcess
 from support.brokers.broker_regions import until
+from support.brokers.free_ports import free_port
 
 REGIONS = ("east", "west")
 PARTED = "/admin/v2/persistent/public/default/parted"
@@ -68,6 +70,42 @@ async def carry_out(
 def made(spec: GeoTopicSpec, managed: Sequence[str] = ()) -> Callable[[list[RegionSeen]], Plan]:
     """Apply what brings the regions to the state a GeoTopic describes."""
     return lambda seen: geo_topic.plan(spec, seen, History(managed=tuple(managed)))
+
+
+async def test_the_broker_that_serves_a_topic_gets_the_token_from_any_other_one() -> None:
+    """Two brokers of one region, at different ports: the one that is asked names the other."""
+    heard: list[tuple[str, str, str | None, str]] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        heard.append((request.method, request.raw_path, request.headers.get("Authorization"), await request.text()))
+        return web.json_response({"reason": "no such topic"}, status=404)
+
+    async def redirect(request: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"Location": f"http://127.0.0.1:{ports[0]}{request.raw_path}"})
+
+    tokens = Tokens(None, {"east": "east/issuer"})
+    tokens.issue("east", "operators-own")
+    runners = list[web.AppRunner]()
+    ports = list[int]()
+    for handler in (serve, redirect):
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runners.append(web.AppRunner(app))
+        await runners[-1].setup()
+        ports.append(free_port())
+        await web.TCPSite(runners[-1], "127.0.0.1", ports[-1]).start()
+    try:
+        async with aiohttp.ClientSession() as http:
+            client = RegionClient(Region("east", f"http://127.0.0.1:{ports[1]}"), http, tokens)
+            topic = TopicName.parse("persistent://public/default/what%20ever")
+            with pytest.raises(Refused, match="no such topic"):
+                await client.apply(SetPolicy("east", topic, "messageTTL", 60))
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+    (call,) = heard
+    assert call[0] == "POST" and call[1].endswith("/what%2520ever/messageTTL"), call
+    assert call[2:] == ("Bearer operators-own", "60")
 
 
 async def test_a_topic_becomes_what_its_object_specifies(clients: dict[str, RegionClient]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
+from yarl import URL
 
 from meridian_operator.plan import changes, geo_topic
 from meridian_operator.plan.observed import (
@@ -28,6 +29,10 @@ from meridian_operator.regions.synchronization import synchronization
 
 CALL_SECONDS: Final = 10.0
 PROBE_SECONDS: Final = 5.0
+REDIRECT: Final = 307
+"""Another broker of the region serves the topic."""
+REDIRECTS_MAX: Final = 5
+"""Redirects to follow, as the owner of a topic may change meanwhile."""
 QUOTA: Final = "backlogQuota"
 POLICIES: Final = ("replication", "retention", "messageTTL", "deduplicationEnabled", "subscriptionSync", QUOTA)
 """Topic-level policies that objects control."""
@@ -221,24 +226,35 @@ class RegionClient:
 
     async def _get(self, path: str) -> Any:
         """The answer's JSON; None if there is no such resource."""
-        url, headers = self.region.url + path, self._headers()
-        async with self._http.get(url, headers=headers, ssl=self._tls()) as response:
-            if response.status in (204, 404):
-                return None
-            text = await response.text()
-            if response.status != 200:
-                raise Refused(self.region.name, response.status, _reason(text))
-            return json.loads(text) if text else None
+        status, text = await self._send("GET", path)
+        if status in (204, 404):
+            return None
+        if status != 200:
+            raise Refused(self.region.name, status, _reason(text))
+        return json.loads(text) if text else None
 
     async def _call(self, method: str, path: str, body: Any = None, *, allow: tuple[int, ...] = ()) -> str:
-        data = None if body is None else json.dumps(body)
-        headers = {**self._headers(), "Content-Type": "application/json"}
-        url = self.region.url + path
-        async with self._http.request(method, url, data=data, headers=headers, ssl=self._tls()) as response:
-            text = await response.text()
-            if response.status >= 300 and response.status not in allow:
-                raise Refused(self.region.name, response.status, _reason(text))
-            return text
+        status, text = await self._send(method, path, None if body is None else json.dumps(body))
+        if status >= 300 and status not in allow:
+            raise Refused(self.region.name, status, _reason(text))
+        return text
+
+    async def _send(self, method: str, path: str, data: str | None = None) -> tuple[int, str]:
+        """The status and text of the answer of whichever broker serves what is asked about.
+
+        A broker that does not serve it names the one that does. The HTTP client would go there without the token, since
+        it is another host.
+        """
+        headers, tls = {**self._headers(), "Content-Type": "application/json"}, self._tls()
+        url = URL(self.region.url + path, encoded=True)
+        for _ in range(REDIRECTS_MAX):
+            async with self._http.request(
+                method, url, data=data, headers=headers, ssl=tls, allow_redirects=False
+            ) as response:
+                if response.status != REDIRECT or "Location" not in response.headers:
+                    return response.status, await response.text()
+                url = url.join(URL(response.headers["Location"], encoded=True))
+        raise Refused(self.region.name, REDIRECT, f"{REDIRECTS_MAX} redirects: ownership is changing")
 
     def _tls(self) -> ssl.SSLContext | bool:
         """:raises BadAuthority: the region's authorities cannot be used."""
