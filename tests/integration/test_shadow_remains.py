@@ -22,6 +22,7 @@ from meridian_broker.topics.service.opener import TopicOpener
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_regions import until
 from support.worlds.brokers_of_a_region import ServingBroker, stored, two_serving
 from support.worlds.shadows import all_of
 
@@ -313,3 +314,63 @@ async def test_nothing_is_left_of_a_shadow_that_was_being_opened_when_it_was_del
     await asyncio.gather(opening_it, deleting)
     await refused(removal.delete(opener, two.view, force=True))
     assert await records(two.store) == []
+
+
+@pytest.mark.parametrize("partitions", [2, 40])
+async def test_the_deletion_of_a_partitioned_shadow_is_completed_after_a_crash_however_old_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    monkeypatch.setattr(opening, "MAKING_MS", -1)
+    async with broker_inside(tmp_path) as broker:
+        opener = broker.service.opener
+        await creation.create_partitioned(opener, U, partitions, {})
+        await make(opener, U)
+        await broker.catalog.partitioned.begin_deletion(V, await removal.new_stamp(opener, V))
+    async with broker_inside(tmp_path) as broker:
+        catalog = broker.catalog
+
+        async def is_gone() -> bool:
+            return await catalog.partitioned.on_record(V) is None and catalog.shadows.find(V) is None
+
+        await until(is_gone)
+        assert await catalog.topics.partitions(V) == []
+        names = [V, *(V.with_partition(number) for number in range(partitions))]
+        assert [await catalog.topics.deletion(name) for name in names] == [None] * len(names), "a shadow has no stamp"
+        await make(broker.service.opener, U)
+
+
+async def test_two_topics_that_are_to_become_shadows_of_each_other_stay_what_they_are(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path) as broker, asyncio.timeout(30):
+        opener = broker.service.opener
+        for name in (T, V):
+            await creation.create_plain(opener, name, {})
+        told = await asyncio.gather(refused(make(opener, T, V)), refused(make(opener, V, T)))
+        assert [type(one) for one in told] == [AlreadyExists] * 2
+        for name in (T, V):
+            await removal.delete(opener, name, force=True)
+
+
+async def test_a_shadow_made_while_all_are_read_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two_serving(tmp_path, T) as both:
+        broker = both.a
+        await stored(await broker.open(T), b"0")
+        shadows = broker.catalog.shadows
+        really, has_read, may_return = shadows._access.store.scan, asyncio.Event(), asyncio.Event()
+
+        async def slow(path: str) -> Any:
+            found = await really(path)
+            if path == keys.SHADOWS + "/" and not has_read.is_set():
+                has_read.set()
+                await may_return.wait()
+            return found
+
+        monkeypatch.setattr(shadows._access.store, "scan", slow)
+        reading = asyncio.ensure_future(shadows.refresh())
+        await has_read.wait()
+        await make(broker.service.opener)
+        may_return.set()
+        await reading
+        assert shadows.find(V) is not None
+        assert list(shadows.holding(T)) == [str(V)]

@@ -12,7 +12,8 @@ whether a topic that is about to be opened is a shadow, is read from the store (
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ HOLDS: Final = "meridian.holdSourceLedgers"
 RESETS: Final = "meridian.autoResetBacklogEntries"
 """Property of a shadow: ``ShadowRecord.reset_behind``."""
 RESET_MAX: Final = 1_000_000_000
+READINGS: Final = 5
+"""How often a record is read that changes meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ class ShadowTopics:
         self._records: dict[str, ShadowRecord] = {}
         self._of: dict[str, dict[str, ShadowRecord]] = {}
         """The shadows of each source, by name."""
+        self._readings: list[set[str]] = []
+        """For each that is under way, the shadows of which something newer is known."""
         self._is_loaded = False
         self.behind: set[TopicName] = set()
         """Shadows that could not follow their source to more partitions yet."""
@@ -128,21 +133,37 @@ class ShadowTopics:
 
     async def refresh(self) -> None:
         """Read all records as any broker of the region wrote them. :raises MetadataError: as ``load``."""
-        found = [_read(path, record) for path, record in await self._access.store.scan(keys.SHADOWS + "/")]
-        for name in self._records.keys() - {str(one.shadow) for one in found}:
+        with self._noting() as newer:
+            found = [_read(path, record) for path, record in await self._access.store.scan(keys.SHADOWS + "/")]
+        for name in self._records.keys() - {str(one.shadow) for one in found} - newer:
             self._forget(name)
         for one in found:
-            self._learn(one)
+            if str(one.shadow) not in newer:
+                self._learn(one)
         self._is_loaded = True
+
+    @contextmanager
+    def _noting(self) -> Iterator[set[str]]:
+        """The names of shadows that are made, changed or deleted while something is read: the answer may be older."""
+        newer = set[str]()
+        self._readings.append(newer)
+        try:
+            yield newer
+        finally:
+            self._readings = [one for one in self._readings if one is not newer]
 
     async def fetch(self, name: TopicName) -> ShadowRecord | None:
         """As ``find``, from the store. :raises MetadataError: it cannot be read."""
-        path = keys.shadow(name)
-        record = await self._access.store.get(path)
+        path, shadow = keys.shadow(name), str(name.base)
+        for _ in range(READINGS):
+            with self._noting() as newer:
+                record = await self._access.store.get(path)
+            if shadow not in newer:
+                break
         if record is not None:
             self._learn(_read(path, record))
-        elif str(name.base) in self._records:
-            self._forget(str(name.base))
+        elif shadow in self._records:
+            self._forget(shadow)
         return self.find(name)
 
     async def follow(self, pause: Callable[[], Awaitable[None]]) -> None:
@@ -175,13 +196,19 @@ class ShadowTopics:
             return
         if known is not None and known.source != record.source:
             self._forget(str(record.shadow))
+        self._note(str(record.shadow))
         self._records[str(record.shadow)] = record
         is_first = str(record.source) not in self._of
         self._of.setdefault(str(record.source), {})[str(record.shadow)] = record
         if is_first:
             self.on_first(record)
 
+    def _note(self, name: str) -> None:
+        for newer in self._readings:
+            newer.add(name)
+
     def _forget(self, name: str) -> None:
+        self._note(name)
         record = self._records.pop(name)
         siblings = self._of[str(record.source)]
         del siblings[name]

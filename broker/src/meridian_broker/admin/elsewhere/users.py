@@ -16,6 +16,8 @@ from meridian_broker.wire.pulsar.topic_name import in_path, parse
 
 SECONDS: Final = 5.0
 """A region that takes longer to answer counts as unreachable."""
+SHOWN: Final = 20
+"""How many shadows of a topic a refusal names."""
 
 
 async def objections(admin: AdminState, topic: str, subscription: str) -> str | None:
@@ -67,11 +69,10 @@ async def _shadows(admin: AdminState, region: str, path: str) -> str:
             status, said = await ask(admin, region, "GET", path)
     except (Refused, TimeoutError):
         return ""
-    return (
-        f"{region} has shadows, {', '.join(map(str, said))}"
-        if status == 200 and isinstance(said, list) and said
-        else ""
-    )
+    if status != 200 or not isinstance(said, list) or not said:
+        return ""
+    more = f" and {len(said) - SHOWN} more" if len(said) > SHOWN else ""
+    return f"{region} has shadows, {', '.join(map(str, said[:SHOWN]))}{more}"
 
 
 async def split_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:

@@ -159,6 +159,7 @@ async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
     if record.deleting is not None:
         stamp = Stamp.parse(record.deleting)
     elif name.is_persistent:
+        await removal.check_no_shadows(admin.service.opener, name)  # again: others were asked meanwhile
         await admin.catalog.partitioned.begin_deletion(name, stamp)
     asked = f"{path}?stamp={quote(str(stamp), safe='')}"
     telling = asyncio.create_task(ask_all(admin, others, "DELETE", asked, may_be_away=True))
@@ -174,7 +175,7 @@ async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
 async def _delete_as_elsewhere(request: web.Request, names: list[TopicName], stamp: Stamp) -> None:
     """Delete a topic that another region deleted. What was created after that stays."""
     name, partitioned = any_topic_of(request), state(request).catalog.partitioned
-    if await state(request).catalog.shadows.fetch(name) is not None:
+    if await removal.is_shadow(state(request).service.opener, name):
         return  # see ``removal.delete_as_elsewhere``
     known = await partitioned.deletion(name)
     if known is None or known.stamp < stamp:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from meridian_broker.metadata.shadow_topics import SOURCE
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.journal.topic_record import TopicMetadata, stamp_of
@@ -46,7 +47,7 @@ async def destroy(parts: BrokerParts, topic: Topic, stamp: Stamp) -> None:
     ends = {**topic.log.last_origin, topic.region: topic.log.last_own}
     await begin(topic, stamp)  # again, if entries came since
     await delete_ledgers(topic)
-    await _forget(parts, topic_name.parse(topic.name), stamp, ends)
+    await _forget(parts, topic_name.parse(topic.name), stamp, ends, is_shadow=topic.shadow_of is not None)
 
 
 async def delete_ledgers(topic: Topic) -> None:
@@ -56,8 +57,10 @@ async def delete_ledgers(topic: Topic) -> None:
     await topic.log.delete()
 
 
-async def _forget(parts: BrokerParts, name: TopicName, stamp: Stamp, ends: Mapping[str, Position]) -> None:
-    if parts.catalog.shadows.find(name) is not None:  # its record goes last
+async def _forget(
+    parts: BrokerParts, name: TopicName, stamp: Stamp, ends: Mapping[str, Position], *, is_shadow: bool
+) -> None:
+    if is_shadow:  # its record as one goes last
         await parts.catalog.topics.forget(name)
     else:
         known = {region: end for region, end in ends.items() if end > EARLIEST}
@@ -66,7 +69,7 @@ async def _forget(parts: BrokerParts, name: TopicName, stamp: Stamp, ends: Mappi
 
 
 async def acquired(
-    parts: BrokerParts, name: TopicName, fence: int, with_base: str | None
+    parts: BrokerParts, name: TopicName, fence: int, with_base: str | None, *, of_shadow: bool
 ) -> tuple[TopicMetadata, bool]:
     """The topic's record, this broker's now, and whether there is one; the caller holds its lock.
 
@@ -76,6 +79,7 @@ async def acquired(
 
     :param fence: of this broker's term.
     :param with_base: the deletion of its partitioned topic was begun, with this stamp.
+    :param of_shadow: that one was made as a shadow.
     :raises TopicFenced: a later owner has it.
     :raises LedgerError: what is left of it cannot be deleted.
     """
@@ -96,7 +100,8 @@ async def acquired(
     # An earlier version did not say which deletion it had begun.
     began = Stamp.parse(deleting) if deleting else None
     stamp = began or (newest if is_made_again else parts.clock.next())
-    await _forget(parts, name, stamp, {**record.last_origins, parts.region: record.last_own})
+    is_shadow = of_shadow or SOURCE in record.properties
+    await _forget(parts, name, stamp, {**record.last_origins, parts.region: record.last_own}, is_shadow=is_shadow)
     log.info("topic %s: completed a deletion that was begun earlier", name)
     metadata = TopicMetadata(parts.catalog, name, parts.new_lock(), parts.scheduler)
     if is_made_again:

@@ -54,8 +54,9 @@ async def open_topic(
     """
     fence = await parts.ownership.acquire(name)
     base = await _base_of(parts, name)
-    metadata, exists = await deletion.acquired(parts, name, fence, base.deleting)
-    if not await _is_as_recorded(parts, name, metadata if exists else None, base):
+    metadata, exists = await deletion.acquired(parts, name, fence, base.deleting, of_shadow=base.is_shadow)
+    shadow = await _recorded(parts, name, metadata if exists else None, base)
+    if shadow is None:
         source = None
     if not exists:
         if not growing_to:
@@ -68,13 +69,15 @@ async def open_topic(
         try:
             await metadata.create(fence, joining=parts.is_multi_region(name), created=created, growing_to=growing_to)
         except AlreadyExists:  # the admin API made it meanwhile: it does not wait for openings
-            metadata, exists = await deletion.acquired(parts, name, fence, base.deleting)
+            metadata, exists = await deletion.acquired(parts, name, fence, base.deleting, of_shadow=base.is_shadow)
             if not exists:
                 raise
+            if await _recorded(parts, name, metadata, base) != shadow:
+                raise TopicFenced(f"{name} has just been made by another broker: look it up again") from None
     if base.partitions is None:
         base = await _base_of(parts, name)  # it may have been made meanwhile
     adopted = await orphans.adopt(parts, name, metadata)
-    topic = await _open(parts, regions, name, metadata, adopted, base, growing_to, source)
+    topic = await _open(parts, regions, name, metadata, adopted, base, growing_to, source, shadow)
     topic.subscription_registry.lost_records.report()
     if topic.shadow_of is not None:
         _begin_shadow(topic, source)
@@ -93,22 +96,23 @@ def may_be_made(parts: BrokerParts, shadow: ShadowRecord) -> bool:
 
 
 def _is_new(parts: BrokerParts, shadow: ShadowRecord) -> bool:
-    return parts.scheduler.now_ms() - shadow.made_ms < MAKING_MS
+    return abs(parts.scheduler.now_ms() - shadow.made_ms) < MAKING_MS
 
 
-async def _is_as_recorded(parts: BrokerParts, name: TopicName, metadata: TopicMetadata | None, base: _Base) -> bool:
-    """Whether the record of shadows is right about this topic. If not, it is now: what the topic was made as counts,
-    because that was one write.
+async def _recorded(
+    parts: BrokerParts, name: TopicName, metadata: TopicMetadata | None, base: _Base
+) -> ShadowRecord | None:
+    """The record of this topic as a shadow; None: it is none. A record that was not right is now: what the topic was
+    made as counts, because that was one write.
 
     :param metadata: None: there is no such topic, or it is a partition that was never used.
-    :returns: False: the topic is no shadow.
     :raises TopicFenced: it is a shadow of another topic than the record said, or is being made one.
     """
     shadows, shadow = parts.catalog.shadows, parts.catalog.shadows.find(name)
     made = base.properties if name.partition >= 0 else None if metadata is None else metadata.record.properties
     if made is None:
-        if shadow is not None and await _is_other_kind(parts, name):
-            return True  # there is no such topic, but the record is right
+        if shadow is not None and (base.deleting is not None or await _is_other_kind(parts, name)):
+            return shadow  # there is no such topic any more, or under this name, but the record is right
         is_locked = parts.ownership.is_sole and name.partition < 0  # so nobody is making it just now
         if shadow is not None and not is_locked and _is_new(parts, shadow):
             raise TopicFenced(f"{name} is being made a shadow of {shadow.source}: look it up again")
@@ -118,12 +122,12 @@ async def _is_as_recorded(parts: BrokerParts, name: TopicName, metadata: TopicMe
         elif shadow is not None and str(shadow.source) != named:
             await shadows.change(shadow.shadow, source=topic_name.parse(named))
         else:
-            return True
+            return shadow
         raise TopicFenced(f"{name} is a shadow of {named}, which the record of shadows did not say: look it up again")
     if shadow is not None:
         log.warning("%s is no shadow of %s: a creation that failed left a record", name, shadow.source)
         await shadows.delete(shadow)
-    return False
+    return None
 
 
 async def _is_other_kind(parts: BrokerParts, name: TopicName) -> bool:
@@ -156,6 +160,8 @@ class _Base(NamedTuple):
     created: Stamp | None = None
     deleting: str | None = None
     """Stamp of its deletion, which has begun."""
+    is_shadow: bool = False
+    """It was made as a shadow."""
 
 
 async def _base_of(parts: BrokerParts, name: TopicName) -> _Base:
@@ -168,11 +174,12 @@ async def _base_of(parts: BrokerParts, name: TopicName) -> _Base:
     deletion = await partitioned.deletion(name)
     incarnation = "" if deletion is None else str(deletion.stamp)
     record = await partitioned.on_record(name.base)
-    if record is not None and SOURCE in record.properties and parts.catalog.shadows.find(name) is None:
+    is_shadow = record is not None and SOURCE in record.properties
+    if record is not None and is_shadow and record.deleting is None and parts.catalog.shadows.find(name) is None:
         raise NotAllowed(f"{name.base} is a shadow in another region: read {record.properties[SOURCE]} here")
     if record is None or record.deleting is not None:
-        return _Base(incarnation, deleting=None if record is None else record.deleting)
-    return _Base(incarnation, record.partitions, record.properties, record.created)
+        return _Base(incarnation, deleting=None if record is None else record.deleting, is_shadow=is_shadow)
+    return _Base(incarnation, record.partitions, record.properties, record.created, is_shadow=is_shadow)
 
 
 async def _open(
@@ -184,9 +191,10 @@ async def _open(
     base: _Base,
     growing_to: int,
     source: Topic | Followed | None,
+    shadow: ShadowRecord | None,
 ) -> Topic:
     """The topic with what is stored of it."""
-    record, shadow = metadata.record, parts.catalog.shadows.find(name)
+    record = metadata.record
     topic_log: TopicLog
     if shadow is None:
         topic_log = TopicLog(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.metadata.deletions import Deletion
 from meridian_broker.metadata.errors import NotFound
+from meridian_broker.metadata.shadow_topics import SOURCE
 from meridian_broker.metadata.store import MetadataFull
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
@@ -54,7 +55,6 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
     :raises TopicInUse: it has clients and ``force`` is not set, or it has shadows.
     :raises NotFound: there is none.
     """
-    await check_no_shadows(opener, name)
     check = _anyway if force else _check_no_clients
     partitioned = opener.parts.catalog.partitioned
     if name.partition >= 0 or await partitioned.find(name) is None:
@@ -95,11 +95,21 @@ async def forget_partitions(catalog: Catalog, name: TopicName, stamp: Stamp, sha
     :param shadow: its record, as of the beginning, if it is a shadow.
     :raises NotFound: it does not exist any more.
     """
-    if shadow is None:
+    record = await catalog.partitioned.on_record(name)
+    if record is None or SOURCE not in record.properties:
         return await catalog.partitioned.delete(name, stamp)
     await catalog.partitioned.forget(name)
-    await catalog.shadows.delete(shadow)
+    if shadow is not None:
+        await catalog.shadows.delete(shadow)
     return stamp
+
+
+async def is_shadow(opener: TopicOpener, name: TopicName) -> bool:
+    """Whether the topic of this name was made as a shadow, not as an ordinary one by another broker."""
+    catalog = opener.parts.catalog
+    partitioned, plain = await catalog.partitioned.on_record(name), await catalog.topics.find(name)
+    made = partitioned if partitioned is not None else None if plain is None else plain[0]
+    return made is not None and SOURCE in made.properties
 
 
 async def exists(opener: TopicOpener, name: TopicName) -> bool:
@@ -122,6 +132,8 @@ async def forget_remains(opener: TopicOpener, name: TopicName) -> None:
 
 async def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
     """:raises TopicInUse: the topic, or the one that it is a partition of, has shadows."""
+    if opener.parts.catalog.shadows.find(name) is not None and await is_shadow(opener, name.base):
+        return  # it can have none
     if not opener.parts.ownership.is_sole:  # another broker may have made one just now
         await opener.parts.catalog.shadows.refresh()
     for record in opener.parts.catalog.shadows.of(name):
@@ -147,7 +159,7 @@ async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp
 
     :raises TopicFenced: it was opened, or grew, meanwhile.
     """
-    if await opener.parts.catalog.shadows.fetch(name) is not None:
+    if await is_shadow(opener, name.base):
         return
     async with AsyncExitStack() as locks:
         names = await _names_of_both_kinds(opener, name)

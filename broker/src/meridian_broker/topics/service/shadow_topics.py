@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -62,15 +63,16 @@ async def create(
     source = record.source
     await as_stored(opener)
     _check_names(opener, record)
-    async with opener.registry.lock(str(source)):  # neither deleted nor given partitions meanwhile, by this broker
+    async with AsyncExitStack() as locks:  # the source is neither deleted nor given partitions, by this broker
+        for one in sorted((str(source), str(shadow))):  # in one order: each may be asked to be the other's shadow
+            await locks.enter_async_context(opener.registry.lock(one))
         count = await _partitions_of_source(opener, source)
         if partitions is not None and partitions != count:
             raise Invalid(
                 f"{shadow} would have {_number(partitions)}, and its source {source} has {_number(count)}: they must "
                 "match"
             )
-        async with opener.registry.lock(str(shadow)):
-            await _make(opener, record, count, {**properties, SOURCE: str(source)})
+        await _make(opener, record, count, {**properties, SOURCE: str(source)})
     names = [shadow] if not count else [shadow.with_partition(index) for index in range(count)]
     jobs = [partial(_open, opener, name, create=bool(count)) for name in names]
     await run_all(opener.parts.scheduler, jobs, "open a shadow")
@@ -78,7 +80,7 @@ async def create(
 
 
 async def _make(opener: TopicOpener, record: ShadowRecord, count: int, having: dict[str, str]) -> None:
-    """Write both records. The caller holds the lock of the shadow's name."""
+    """Write both records. The caller holds the locks of both names."""
     shadow, shadows = record.shadow, opener.parts.catalog.shadows
     if await removal.exists(opener, shadow):
         known = shadows.find(shadow)
@@ -94,8 +96,10 @@ async def _make(opener: TopicOpener, record: ShadowRecord, count: int, having: d
         # Another broker that deletes the source looks for shadows after this, or has deleted it before.
         await _partitions_of_source(opener, record.source)
         await _create_topic(opener, shadow, count, having)
+        if await shadows.fetch(shadow) is None:  # it took so long that another broker took it for a remainder
+            await shadows.create(record)
     except Exception:
-        if not await _is_shadow(opener, shadow):
+        if not await removal.is_shadow(opener, shadow):
             await shadows.delete(record)
         raise
 
@@ -110,14 +114,6 @@ async def _open(opener: TopicOpener, name: TopicName, *, create: bool) -> None:
     """If another broker serves it, that one opens it."""
     with contextlib.suppress(TopicElsewhere):
         await opener.topic(name, create=create)
-
-
-async def _is_shadow(opener: TopicOpener, name: TopicName) -> bool:
-    """Whether the topic of this name was made as a shadow, not as an ordinary one by another broker."""
-    catalog = opener.parts.catalog
-    partitioned, plain = await catalog.partitioned.on_record(name), await catalog.topics.find(name)
-    made = partitioned if partitioned is not None else None if plain is None else plain[0]
-    return made is not None and SOURCE in made.properties
 
 
 async def _create_topic(opener: TopicOpener, shadow: TopicName, count: int, properties: dict[str, str]) -> None:
