@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "operator/src/meridian_operator"
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 WORD = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*")
-OTHER_WORDS = {"True", "False", "Unknown", "Spec", "Authorization"}
-"""Words that look like a reason and are not: truth values, the name of a type variable, an HTTP header."""
+OTHER_WORDS = {"True", "False", "Unknown", "Spec", "Authorization", "Location"}
+"""Words that look like a reason and are not: truth values, the name of a type variable, HTTP headers."""
 CONDITIONS = {value for name, value in vars(outcome).items() if name.isupper() and isinstance(value, str)}
 
 
