@@ -190,6 +190,8 @@ class ProducerServer:
     def dropped(self, sends: list[Send]) -> None:
         """The client sends it again."""
 
+    def has_read(self, *_: object) -> None: ...
+
     def repeated(self, producer: Producer, send: Send) -> None:
         """Deduplication is off here."""
 

@@ -426,6 +426,8 @@ class ReplicationServer:
     def dropped(self, sends: list[Send]) -> None:
         """The replicator resumes from what is durable."""
 
+    def has_read(self, *_: object) -> None: ...
+
     def repeated(self, producer: Producer, send: Send) -> None:
         """Deduplication is off here."""
 

@@ -27,6 +27,8 @@ class Port:
     def dropped(self, sends: list[Send]) -> None:
         self.answers += [("dropped", one.sequence_id) for one in sends]
 
+    def has_read(self, *_: object) -> None: ...
+
     def repeated(self, _: Producer, send: Send) -> None:
         self.answers.append(("repeated", send.sequence_id, send.highest_sequence_id))
 

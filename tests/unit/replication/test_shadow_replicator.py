@@ -20,7 +20,7 @@ def place(number: int) -> Position:
 
 def connected() -> ShadowReplicator:
     made = ShadowReplicator("persistent://public/default/source", "b")
-    made.connected(SHADOW, 0)
+    made.connected(SHADOW, EARLIEST, 0)
     return made
 
 
@@ -64,13 +64,15 @@ def test_what_it_says_is_confirmed_and_what_it_counts_as_read_was_read(taken: li
             core.disconnected("the connection was lost")
             assert core.next(place(end + 1), now_ms=0) is None
             on_the_way.clear()
-            core.connected(SHADOW, 0)
+            core.connected(SHADOW, place(end) if end >= 0 else EARLIEST, 0)
         elif what == "limit" and core.confirmed is not None:
             backlog = end - (core.confirmed.ledger * 10 + core.confirmed.entry)
-            core.keep_within(count, backlog, place(end))
-            if 0 < count < backlog:
+            if core.keep_within(count, backlog, place(end)):
+                assert 0 < count < backlog
                 resets += 1
                 read = end
+            else:
+                assert not 0 < count < backlog
         assert core.confirmed == (None if read < 0 else place(read))
     assert core.resets == resets
     assert core.confirmed == (place(end) if end >= 0 else None), "in the end all was said and read"

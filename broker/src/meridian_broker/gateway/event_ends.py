@@ -127,6 +127,9 @@ class Sender:
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:  # noqa: ARG002
         self._answer(send, MetadataUnavailable(f"{self._topic} refused an event: {error}"))
 
+    def has_read(self, producer: Producer, send: Send, position: Position) -> None:
+        """Only shadow replicators are told."""
+
     def hold(self, wait_ms: Callable[[], int]) -> None:
         self._wait_ms = wait_ms
 

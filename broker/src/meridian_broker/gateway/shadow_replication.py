@@ -18,7 +18,7 @@ from meridian_broker.gateway.client_errors import ClientError, ConnectFailed, co
 from meridian_broker.gateway.links import FIRST_DELAY, STEADY, Link
 from meridian_broker.ledgers.backoff import Backoff
 from meridian_broker.ledgers.scheduling import in_slices
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import Position
 from meridian_broker.replication.entries.shadow_replicator import (
     ShadowReplicator,
     ShadowReplicatorStatus,
@@ -95,7 +95,7 @@ class ShadowReplication:
         topics: dict[str, Topic] = {}
         async for source in in_slices(self._scheduler, self._sources() if self._has_secret() else ()):
             topics[source.name] = source
-            for broker, shadows in self._elsewhere(source).items():
+            for broker, shadows in (await self._elsewhere(source)).items():
                 wanted[source.name, broker] = shadows
         gone = [key for key, run in self._runs.items() if key not in wanted or run.source is not topics[key[0]]]
         ending = [self._runs.pop(key) for key in gone]
@@ -134,11 +134,11 @@ class ShadowReplication:
     def _has_secret(self) -> bool:
         return self._options.peer is not None and bool(self._options.peer.secrets())
 
-    def _elsewhere(self, source: Topic) -> Mapping[str, dict[str, ShadowRecord]]:
+    async def _elsewhere(self, source: Topic) -> Mapping[str, dict[str, ShadowRecord]]:
         """By broker, the names of the source's shadows that it serves, with their records."""
         name = topic_name.parse(source.name)
         found: dict[str, dict[str, ShadowRecord]] = defaultdict(dict)
-        for record in self._shadows.of(name):
+        async for record in in_slices(self._scheduler, self._shadows.of(name)):
             shadow = record.shadow_of(name)
             if (broker := self._brokers.serving(shadow)) is not None:
                 found[broker][str(shadow)] = record
@@ -214,7 +214,9 @@ class ShadowRun:
 
     def _check_backlog(self) -> None:
         if self._limit and (backlog := self._backlog()) is not None:
-            self._core.keep_within(self._limit, backlog, self.source.log.last_confirmed)
+            is_connected = self._core.is_connected
+            if self._core.keep_within(self._limit, backlog, self.source.log.last_confirmed) and is_connected:
+                self.producer_closed(f"{backlog} entries were not read: going on from the end of the source")
 
     # -- callbacks of the connection -----------------------------------------------------------------------------
 
@@ -270,7 +272,7 @@ class ShadowRun:
         opened = await connection.open_producer(command, self)
         described = pb.MessageMetadata(producer_name=name, sequence_id=0, publish_time=self._now_ms())
         body = metadata.build_body(described.SerializeToString(), b"")
-        self._core.connected(shadow, self._now_ms())
+        self._core.connected(shadow, self.source.log.last_confirmed, self._now_ms())
         try:
             await self._stream(connection, opened.producer_id, body)
         finally:
@@ -281,13 +283,13 @@ class ShadowRun:
         core, source, wake = self._core, self.source.log, self._wake
         while self._ended is None:
             wake.clear()
-            before, end = core.told, source.last_confirmed
+            end = source.last_confirmed
             notice = core.next(end, self._now_ms())
             if notice is None:
                 await wake.wait()
                 continue
-            if before > EARLIEST:
-                core.entries_out += source.distance(before, end)
+            core.entries_out += source.distance(core.counted, end)
+            core.counted = end
             connection.write(self._send(producer_id, notice.sequence_id, end, body))
             self._check_backlog()
 

@@ -173,6 +173,10 @@ class FollowedLog(TopicLog):
         if position > self.last_confirmed:
             self._grown()
 
+    def is_past(self, position: Position) -> bool:
+        """Whether the record lists no ledger any more that has this entry or an earlier one."""
+        return bool(self._recorded) and position.ledger < self._recorded[0].ledger_id
+
     async def _read_open(self, chapter: Chapter) -> None:
         reader = await self._reader(chapter)
         if isinstance(reader, FollowingReader):

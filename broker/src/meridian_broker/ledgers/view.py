@@ -103,6 +103,11 @@ class LogView(TopicLog):
         if isinstance(self._source, FollowedLog):
             self._source.told_confirmed(position)
 
+    def has_read(self, position: Position) -> bool:
+        """Whether there is nothing up to here that it has not read. What is not stored any more counts as read."""
+        source = self._source
+        return position <= self.last_confirmed or (isinstance(source, FollowedLog) and source.is_past(position))
+
     @property
     def follows(self) -> bool:
         """Whether another broker serves the source."""

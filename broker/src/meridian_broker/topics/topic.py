@@ -175,6 +175,7 @@ class Topic(TopicContext):
 
     def _send_clients_away(self, reason: str) -> None:
         for producer in list(self.producers.values()):
+            producer.gone()
             producer.port.disconnect_producer(producer)
         self.producers.clear()
         self.admission.close(reason)
@@ -230,14 +231,17 @@ class Topic(TopicContext):
     def entered(self, producer: Producer) -> None:
         """A producer was admitted."""
         self.deduplication.attach(producer)
-        self.used()
+        if producer.from_source is None:
+            self.used()
 
     def remove_producer(self, producer: Producer) -> None:
         """It disconnected, or no longer waits to be admitted."""
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
+        producer.gone()
         self.admission.gone(producer)
-        self.used()
+        if producer.from_source is None:
+            self.used()
 
     def received_totals(self) -> tuple[int, int]:
         """Messages and bytes stored since it was opened, of clients and of other regions, as Pulsar counts them."""

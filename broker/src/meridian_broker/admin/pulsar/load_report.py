@@ -107,7 +107,7 @@ def _counts(topic: Topic) -> dict[str, int]:
     carried = traffic(topic)
     return {
         "topics": 1,
-        "producerCount": len(topic.producers),
+        "producerCount": sum(one.from_source is None for one in topic.producers.values()),
         "consumerCount": sum(len(one.consumers) for one in topic.subscriptions.values()),
         "msgRateIn": carried.messages_in,
         "msgThroughputIn": carried.bytes_in,

@@ -72,7 +72,7 @@ class Tailing:
     async def _follow(self, tail: Tail, grown: Callable[[], None], ended: asyncio.Event) -> None:
         turn, pause = 0, RETRY_SECONDS
         while not ended.is_set():
-            bookies = tail.metadata.segments[-1].ensemble
+            bookies, known = tail.metadata.segments[-1].ensemble, tail.last_confirmed()
             try:
                 found = await self._wait(bookies[turn % len(bookies)], tail)
             except NoAnswer as error:
@@ -80,9 +80,10 @@ class Tailing:
                 found = None
             if ended.is_set():
                 return
-            if found is not None and tail.learn(found):
+            if found is not None and found > known:
                 pause = RETRY_SECONDS
-                grown()
+                if tail.learn(found):  # unless the writer's broker said so first
+                    grown()
                 continue
             turn += 1
             if found is None:

@@ -32,7 +32,7 @@ from meridian_broker.gateway.pulsar.outgoing import Outgoing
 from meridian_broker.gateway.pulsar.refusals import code_of
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.publishing.producer import Producer
+from meridian_broker.topics.publishing.producer import Producer, SourceNotices
 from meridian_broker.wire.peer_proof import Answering
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
@@ -311,6 +311,9 @@ class Connection(Outgoing):
             if producer_id not in (self._closed_ids or ()):
                 self.end(f"SEND for producer {producer_id}, which this connection does not have")
             return
+        if producer.from_source is not None:
+            self._take_ids(producer, producer.from_source, sends)
+            return
         self._pending += len(sends)
         sound = [send for send in sends if send.checksum_ok]
         if len(sound) < len(sends):
@@ -337,6 +340,18 @@ class Connection(Outgoing):
         if broker.publish_bytes >= broker.publish_bytes_max:
             self.pause(BYTES)
             broker.held_back.add(self)
+
+    def _take_ids(self, producer: Producer, source: SourceNotices, sends: list[Send]) -> None:
+        """What a shadow replicator sends. Nothing is stored, so nothing is held back."""
+        for send in sends:
+            try:
+                source.take(producer, send)
+            except TopicError as error:
+                self.write(encode.send_error(producer.producer_id, send.sequence_id, code_of(error), str(error)))
+
+    def has_read(self, producer: Producer, send: Send, position: Position) -> None:
+        if self.transport is not None:
+            self.write(encode.send_receipts(producer.producer_id, [send], position.ledger, position.entry))
 
     def dropped(self, sends: list[Send]) -> None:
         """These messages will get no receipt: their topic was fenced, and the client resends them."""

@@ -68,6 +68,8 @@ class ShadowReplicator:
         self.shadow = ""
         self.confirmed: Position | None = None
         self.told = EARLIEST
+        self.counted = EARLIEST
+        """Entries up to here are in ``entries_out``, or were there when the replicator connected."""
         self.entries_out = 0
         self.resets = 0
         self.last_error: str | None = None
@@ -80,12 +82,12 @@ class ShadowReplicator:
     def is_connected(self) -> bool:
         return self._connected_since_ms is not None
 
-    def connected(self, shadow: str, now_ms: int) -> None:
+    def connected(self, shadow: str, end: Position, now_ms: int) -> None:
         """There is a producer for this shadow. It is told the source's end, whatever was told before."""
         self.shadow = shadow
         self.last_error = None
         self._connected_since_ms = now_ms
-        self.told = EARLIEST
+        self.told, self.counted = EARLIEST, max(end, self.counted)
 
     def disconnected(self, reason: str | None) -> None:
         """The producer is gone. Its ids get no receipts."""
@@ -116,12 +118,17 @@ class ShadowReplicator:
         self.confirmed = notice.confirmed if self.confirmed is None else max(self.confirmed, notice.confirmed)
         return True
 
-    def keep_within(self, limit: int, backlog: int, end: Position) -> None:
+    def keep_within(self, limit: int, backlog: int, end: Position) -> bool:
         """Give up a backlog of more entries than ``limit`` (``shadowReplicatorAutoResetBacklogEntries``; 0: none): the
-        replicator goes on from the end. Subscriptions lose nothing, because entries are read from ledgers."""
-        if 0 < limit < backlog:
-            self.confirmed = end
-            self.resets += 1
+        replicator goes on from the end. Subscriptions lose nothing, because entries are read from ledgers.
+
+        :returns: whether it was given up. Then a new producer is needed: the ids without a receipt are of no interest.
+        """
+        if not 0 < limit < backlog:
+            return False
+        self.confirmed = end
+        self.resets += 1
+        return True
 
     def status(self, backlog: int | None, now_ms: int) -> ShadowReplicatorStatus:
         """:param backlog: entries after ``confirmed``; None: not known."""

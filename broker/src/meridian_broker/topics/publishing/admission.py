@@ -79,6 +79,7 @@ class Admission:
         other = self._topic.producers.get(producer.name)
         self._enter(producer)
         if other is not None:
+            other.gone()
             other.port.disconnect_producer(other)
 
     def admit(self, producer: Producer, told: Admitted) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions.bitruns import ENTRY_LIMIT
 from meridian_broker.positions.position import EARLIEST, LATEST
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from meridian_broker.topics.publishing.producer import Producer
     from meridian_broker.wire.pulsar.frames import Send
 
+WAITING_MAX: Final = 64
+"""Message ids without a receipt; a replicator sends half as many before it waits for one."""
+
 
 class FromSource:
-    """One per producer of a shadow replicator. What waits is bounded by the connection, which stops reading."""
+    """One per producer of a shadow replicator."""
 
     __slots__ = ("_log", "_unwatch", "_waiting")
 
@@ -38,7 +41,7 @@ class FromSource:
     def take(self, producer: Producer, send: Send) -> None:
         """Read on, and answer once everything up to the message id was read.
 
-        :raises NotAllowed: it names no message id, or one that cannot be (R7).
+        :raises NotAllowed: it names no message id, or one that cannot be (R7), or too many have no receipt.
         """
         if send.message_id is None:
             raise NotAllowed("a shadow stores nothing itself: its source's broker sends message ids, and no messages")
@@ -47,24 +50,24 @@ class FromSource:
         position = validation.position(send.message_id)
         if not EARLIEST < position < LATEST or not 0 <= position.entry < ENTRY_LIMIT:
             raise NotAllowed(f"no entry can have the message id {send.message_id.ledgerId}:{send.message_id.entryId}")
+        if len(self._waiting) >= WAITING_MAX:
+            raise NotAllowed(f"{WAITING_MAX} message ids have no receipt yet: wait for one")
         self._waiting.append((position, producer, send))
         if self._unwatch is None:
             self._unwatch = self._log.watch(self._answer)
         self._log.source_confirmed(position)
         self._answer()
 
+    def close(self) -> None:
+        """The producer is gone: nothing is answered any more."""
+        self._waiting.clear()
+        self._answer()
+
     def _answer(self) -> None:
         """Send the receipts that are due, in the order of the SENDs."""
-        waiting, read = self._waiting, self._log.last_confirmed
-        while waiting:
-            position, producer, send = waiting[0]
-            if producer.topic.producers.get(producer.name) is not producer:
-                producer.port.dropped([send])
-            elif position <= read:
-                producer.port.stored(producer, [send], position)
-            else:
-                return
-            waiting.popleft()
-        if self._unwatch is not None:
+        while self._waiting and self._log.has_read(self._waiting[0][0]):
+            position, producer, send = self._waiting.popleft()
+            producer.port.has_read(producer, send, position)
+        if not self._waiting and self._unwatch is not None:
             self._unwatch()
             self._unwatch = None

@@ -40,6 +40,10 @@ class ProducerPort(Protocol):
         """The entry was not stored: send the error. The connection is not affected otherwise."""
         ...
 
+    def has_read(self, producer: Producer, send: Send, position: Position) -> None:
+        """A shadow has read everything up to here, as its source's replicator asked: send the receipt."""
+        ...
+
     def hold(self, wait_ms: Callable[[], int]) -> None:
         """Publishing exceeded a rate: read nothing more from the client until ``wait_ms()`` is 0."""
         ...
@@ -66,6 +70,10 @@ class SourceNotices(Protocol):
 
     def take(self, producer: Producer, send: Send, /) -> None:
         """:raises NotAllowed: it says nothing that can be."""
+        ...
+
+    def close(self) -> None:
+        """The producer is gone: nothing is answered any more."""
         ...
 
 
@@ -205,6 +213,11 @@ class Producer:
         """Filters repeats; None: deduplication is off."""
         self.plain_start = plain_start(name)
         """The first bytes of the metadata of its ordinary messages."""
+
+    def gone(self) -> None:
+        """It is no longer one of its topic's producers."""
+        if self.from_source is not None:
+            self.from_source.close()
 
     def done(self, sends: list[Send], result: Position | LedgerError) -> None:
         """The log's result for appended entries: the position of the first, or why none was stored."""

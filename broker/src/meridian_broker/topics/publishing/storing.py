@@ -125,9 +125,6 @@ class Storing:
         :raises OriginConflict: its bytes differ from those its origin stored (R7).
         :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it is refused (``backfill/intake.py``).
         """
-        if producer.from_source is not None:
-            producer.from_source.take(producer, send)
-            return
         if producer.names_sources is not None:
             if messages := self._from_pulsar.take(producer, send):
                 self._count_foreign(producer, messages, len(send.body))

@@ -77,7 +77,7 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
         or topic.is_quarantined
         or topic.subscription_registry.lost_records.in_doubt
         or topic.failure is not None
-        or topic.producers
+        or any(one.from_source is None for one in topic.producers.values())
         or topic.admission.is_expecting
         or removal.clients(topic)
     ):
