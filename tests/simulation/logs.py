@@ -66,6 +66,15 @@ class Logs:
         origin, _, messages = entries[position.entry]
         return origin, messages
 
+    def was_durable(self, home: Region, position: Position) -> bool:
+        """Whether the volume holds the entry, or held it when its ledger was deleted.
+
+        A broker that was suspended may send a receipt after the next owner has trimmed the entry.
+        """
+        if position.ledger in home.volume.disk.ledgers:
+            return home.volume.holds(*position)
+        return position.entry < len(self._entries.get((home.name, position.ledger), ()))
+
     def of(self, home: Region, topic: str) -> list[tuple[Position, Origin, int]]:
         """Everything stored of a topic except markers and given-up entries: position, origin, messages."""
         broker = home.broker_of(topic)

@@ -168,7 +168,7 @@ class Model(Crashes):
 
     def stored(self, home: Region, position: Position) -> None:
         """A receipt is sent."""
-        if not home.volume.holds(*position):
+        if not self.logs.was_durable(home, position):
             self.violate(
                 "a receipt before it was durable", f"{home.name} confirms {position}, which a crash would lose"
             )

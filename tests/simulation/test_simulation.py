@@ -7,11 +7,13 @@ from pathlib import Path
 
 import meridian_broker
 import pytest
+from meridian_broker.positions.position import Position
 from simulation import brokers_stories, divided_stories
 from simulation.facts import Violation
 from simulation.generate import story_of
 from simulation.planted import BUGS, hunt, plant, read
 from simulation.running import run_story, shorten
+from simulation.story import Story
 
 SEEDS = 30
 BROKERS_SEEDS = 20
@@ -49,6 +51,21 @@ def test_a_seed_is_always_the_same_story_and_goes_the_same_way() -> None:
     assert run_story(story_of(7)) == run_story(story_of(7))
     assert run_story(brokers_stories.story_of(7)) == run_story(brokers_stories.story_of(7))
     assert run_story(divided_stories.story_of(7)) == run_story(divided_stories.story_of(7))
+
+
+def test_a_receipt_is_true_only_for_what_its_ledger_held_when_it_was_deleted() -> None:
+    story = Story()
+    for line in ("ledgers of 2", "regions us", "produce us t x3", "tick 1000", "trim us", "tick 1000"):
+        story.run(line)
+    home, model = story.world.regions["us"], story.world.model
+    stored = set(home.volume.disk.ledgers)
+    (deleted,) = {one.ledger for one in model.receipts["us", "t"]} - stored
+    for entry in (0, 1):
+        model.stored(home, Position(deleted, entry))
+    assert not model.violations
+    for never in (Position(deleted, 2), Position(deleted + 1_000_000, 0)):
+        model.stored(home, never)
+        assert model.violations.pop().kind == "a receipt before it was durable", never
 
 
 def test_a_failing_seed_is_made_short(tmp_path: Path) -> None:
