@@ -123,7 +123,7 @@ class Rotation:
         self._sync_issuers()
 
         def is_issued() -> bool:
-            lines = self._cluster.run(self._is_issued).splitlines()
+            lines = self._last_lines(self._is_issued)
             return len(lines) == len(REGIONS) and all(line.endswith("key 2026-11") for line in lines)
 
         self._cluster.wait(is_issued, "every region to issue the operator's token with the new key", seconds=300)
@@ -153,7 +153,7 @@ class Rotation:
         self._sync_brokers()
 
         def is_said() -> bool:
-            lines = self._cluster.run(f"set +o pipefail; {shows}").splitlines()
+            lines = self._last_lines(shows)
             return len(lines) == len(REGIONS) and all(said in line for line in lines)
 
         self._cluster.wait(is_said, f"every region to log {said!r}")
@@ -164,8 +164,12 @@ class Rotation:
             shows = f"kubectl -n {region} logs meridian-broker-0 -c broker | grep '{line}' | tail -n 1"
             self._cluster.wait(partial(self._prints, shows, said), f"{region} to log {said!r}")
 
-    def _prints(self, command: str, said: str) -> bool:
-        return said in self._cluster.run(command)
+    def _prints(self, shows: str, said: str) -> bool:
+        return any(said in line for line in self._last_lines(shows))
+
+    def _last_lines(self, shows: str) -> list[str]:
+        """What a block that ends in ``grep`` and ``tail`` prints: nothing, as long as a log has no such line."""
+        return self._cluster.run(f"set +o pipefail; {shows}").splitlines()
 
     def _again(self, command: str, what: str) -> None:
         """Run a command until it prints nothing."""
