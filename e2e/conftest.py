@@ -54,7 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if was_up:
         empty(found)
     else:
-        subprocess.run([ROOT / "e2e/cluster", "down"], check=True, timeout=120)
+        subprocess.run([ROOT / "e2e/cluster", "down"], check=True, timeout=300)
 
 
 @pytest.fixture(scope="session")
