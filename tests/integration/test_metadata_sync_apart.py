@@ -340,7 +340,7 @@ def test_the_greater_of_two_partition_numbers_wins(shared: RegionsProcess) -> No
     wait_in_step(shared)
     assert not get(shared, "eu", CONFLICTS)["conflicts"]
     write(shared, "eu", "DELETE", NUMBERED)
-    wait_until(lambda: get(shared, "us", NUMBERED) in (None, {"partitions": 0}), "the topic to be deleted in us", 20)
+    wait_until(lambda: get(shared, "us", NUMBERED) in (None, {"partitions": 0}), "the topic to be deleted in us")
     write(shared, "us", "DELETE", f"{STORED}?force=true")
 
 
