@@ -25,6 +25,9 @@ KINDS: Final = {
 }
 POLL_SECONDS: Final = 0.5
 """A check costs 0.1 to 0.2 s of processor time, which the thing that is waited for may need."""
+PATIENCE_SECONDS: Final = 300
+"""How long to wait for what must come. Part of it may be a minute and a half until the kubelet looks at a Secret again,
+and two attempts of a client, which waits up to a minute between them."""
 TOOK: Final[list[tuple[float, str]]] = []
 """Each command and wait so far, with its seconds."""
 
@@ -49,7 +52,7 @@ class Cluster:
         config_file = environment["KUBECONFIG"]
         self._api = DynamicClient(config.new_client_from_config(config_file))  # type: ignore[no-untyped-call]
 
-    def run(self, command: str, seconds: float = 300) -> str:
+    def run(self, command: str, seconds: float = PATIENCE_SECONDS + 30) -> str:
         """Run a line of shell, as a person would type it. A failure shows its output."""
         with timed(f"$ {command}"):
             done = subprocess.run(
@@ -78,8 +81,11 @@ class Cluster:
         conditions = found.get("status", {}).get("conditions", [])
         return next((one for one in conditions if one["type"] == kind), {})
 
-    def wait(self, condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
-        """Wait for the first true value of ``condition()``, and return it."""
+    def wait(self, condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+        """Wait for the first true value of ``condition()``, and return it.
+
+        :param seconds: shorter than the default only where the bound itself says something.
+        """
         until = time.monotonic() + seconds
         with timed(f"waited for {what}"):
             while not (value := condition()):
@@ -116,8 +122,5 @@ def empty(cluster: Cluster) -> None:
         f"for namespace in {' '.join(NAMESPACES)}; do for release in $(helm list -q -n $namespace 2>/dev/null); do "
         "helm uninstall $release -n $namespace --wait=false >/dev/null; done; done",
     )
-    cluster.run(
-        f"kubectl delete namespace {' '.join(NAMESPACES)} team-x stranger --ignore-not-found --timeout=240s",
-        seconds=300,
-    )
+    cluster.run(f"kubectl delete namespace {' '.join(NAMESPACES)} team-x stranger --ignore-not-found --timeout=300s")
     cluster.run("kubectl get crd -o name | { grep meridian.dev || true; } | xargs -r kubectl delete")

@@ -8,6 +8,7 @@ Which cluster: see ``e2e/cluster``. Set ``E2E_KEEP=1`` to look around after a fa
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from imaging import Images
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 NO_CLUSTER = 2
 MEASURED = pytest.StashKey[list[str]]()
+PATIENT = "broker: {config: {barrierTimeoutMillis: 20000}}\n"
+"""At a switch, regions wait for each other however slow the cluster is: by default they go on alone after a quarter of
+a second, and messages are redelivered."""
 SLOWEST = 40
 """How many commands and waits a run shows at its end."""
 
@@ -42,8 +46,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     )
     environment = dict(pair.split("=", 1) for pair in exported.stdout.split("\0") if "=" in pair)
     directory = tmp_path_factory.mktemp("checkout")
-    for name in (".venv", "e2e", "helm", "examples", "images", "crds", "broker", "operator", "verifier", "scripts"):
+    for name in (".venv", "e2e", "helm", "images", "crds", "broker", "operator", "verifier", "scripts"):
         (directory / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "examples", directory / "examples")
+    with (directory / "examples/kubernetes/without-registry.yaml").open("a", encoding="utf-8") as values:
+        values.write(PATIENT)
     for name in ("Makefile", "requirements.lock", ".dockerignore", "LICENSE", "NOTICE"):
         (directory / name).symlink_to(ROOT / name)
     found = Cluster(environment, directory)
@@ -54,7 +61,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if was_up:
         empty(found)
     else:
-        subprocess.run([ROOT / "e2e/cluster", "down"], check=True, timeout=120)
+        subprocess.run([ROOT / "e2e/cluster", "down"], check=True, timeout=300)
 
 
 @pytest.fixture(scope="session")

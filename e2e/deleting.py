@@ -39,14 +39,17 @@ class Topics:
         (self.cluster.directory / "made.json").write_text(json.dumps(made))
         self.cluster.run("kubectl apply -f made.json")
         if not topic:
-            self.cluster.run(f"kubectl wait -n {namespace} --for=condition=Ready --timeout=60s geotopic/{name}")
+            self.cluster.run(f"kubectl wait -n {namespace} --for=condition=Ready --timeout=300s geotopic/{name}")
             self.call("us-east", "PUT", f"/admin/v2/persistent/public/default/{name}/properties", {"made": "once"})
 
     def because(self, name: str, reason: str) -> str:
         """Wait until Ready has the reason. Returns the message."""
-        told = partial(self.cluster.condition, f"geotopic/{name}", "Ready")
-        self.cluster.wait(lambda: told().get("reason") == reason, f"{name} to be {reason}")
-        return str(told()["message"])
+
+        def message() -> str | None:
+            told = self.cluster.condition(f"geotopic/{name}", "Ready")
+            return told["message"] if told.get("reason") == reason else None
+
+        return str(self.cluster.wait(message, f"{name} to be {reason}"))
 
     def delete(self, name: str) -> None:
         """Delete the object without waiting for the end."""
@@ -108,7 +111,7 @@ def a_region_that_is_down(topics: Topics) -> None:
     assert "eu-central" in topics.because("split", "DeletionBlocked")
     assert topics.is_untouched("split")
     topics.cluster.run("kubectl -n eu-central scale statefulset meridian-broker --replicas=1")
-    topics.cluster.run("kubectl -n eu-central rollout status statefulset/meridian-broker --timeout=180s")
+    topics.cluster.run("kubectl -n eu-central rollout status statefulset/meridian-broker --timeout=300s")
     topics.gone("split")
     assert not topics.holding("split")
 
@@ -120,7 +123,7 @@ def no_operator(topics: Topics) -> None:
     topics.cluster.run("kubectl -n meridian-system scale deployment/operator --replicas=0")
     topics.no_pods("meridian-system", "app.kubernetes.io/name=meridian-operator")
     topics.delete("doomed")
-    topics.cluster.run("kubectl delete geotopic/kept --timeout=20s")
+    topics.cluster.run("kubectl delete geotopic/kept --timeout=300s")
     assert topics.is_untouched("kept") and topics.is_untouched("doomed")
     assert topics.cluster.get("geotopic/doomed") is not None
     topics.cluster.run("kubectl -n meridian-system scale deployment/operator --replicas=2")
@@ -134,10 +137,10 @@ def a_namespace(topics: Topics) -> None:
     topics.cluster.run(f"kubectl create namespace {TEAM}")
     topics.cluster.run(
         "helm upgrade operator helm/meridian-operator -n meridian-system --reuse-values "
-        f"--set 'tenantsByNamespace.{TEAM}={{public}}' --wait --timeout 180s"
+        f"--set 'tenantsByNamespace.{TEAM}={{public}}' --wait --timeout 300s"
     )
     topics.make("of-the-team", "Delete", namespace=TEAM)
-    topics.cluster.run(f"kubectl delete namespace {TEAM} --timeout=120s")
+    topics.cluster.run(f"kubectl delete namespace {TEAM} --timeout=300s")
     assert not topics.holding("of-the-team")
 
 

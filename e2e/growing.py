@@ -54,7 +54,7 @@ class Growing:
             for command in (self.patch, self.take_away):
                 assert command in told, told
             assert (self.pod(), self.sizes()) == (before, size)
-            for command in (self.patch, self.take_away, f"{self.upgrade} --wait --timeout 180s"):
+            for command in (self.patch, self.take_away, f"{self.upgrade} --wait --timeout 300s"):
                 self.cluster.run(command)
         assert self.sizes() == ("40Gi", "40Gi")
         assert self.pod() == before, "it went on, and the new StatefulSet has taken it over"

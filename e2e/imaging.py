@@ -12,7 +12,8 @@ from earlier import Earlier
 
 TAG: Final = "0.1.0"
 """Tag of this version's images."""
-BUILD_SECONDS: Final = 900
+BUILD_SECONDS: Final = 3600
+"""At low priority a build may last as long as the first walk."""
 
 
 class Images:

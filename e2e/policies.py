@@ -109,30 +109,32 @@ class Policies:
         try:
             self.cluster.run("e2e/cluster enforce on", seconds=1800)
             self.cluster.run(f"kubectl create namespace {STRANGER}")
+            account = f"kubectl -n {STRANGER} get serviceaccount default -o name --ignore-not-found"
+            self.cluster.wait(lambda: self.cluster.run(account), "the namespace to have the account that its pods need")
             self.apply(_pod("visitor", "sleep infinity"), _pod("visited", f"exec {PYTHON} -m http.server 8000"))
-            self.cluster.run(f"kubectl -n {STRANGER} wait --for=condition=Ready --timeout=120s pod/visitor pod/visited")
+            self.cluster.run(f"kubectl -n {STRANGER} wait --for=condition=Ready --timeout=300s pod/visitor pod/visited")
             [visited] = self.places(STRANGER, "name=visited", 8000)
             self.cluster.wait(lambda: self.from_stranger([visited]), "the visited pod to answer")
             self.apply(_deny_all())
             try:
                 self.cluster.wait(
-                    lambda: not self.from_stranger([visited]), "network policies to be in force", seconds=30
+                    lambda: not self.from_stranger([visited]), "network policies to be in force", seconds=60
                 )
             except AssertionError:
                 pytest.skip("this cluster's network plug-in does not enforce NetworkPolicies")
             yield
         finally:
-            self.cluster.run(f"kubectl delete namespace {STRANGER} --ignore-not-found --timeout=120s")
+            self.cluster.run(f"kubectl delete namespace {STRANGER} --ignore-not-found --timeout=300s")
             self.cluster.run("e2e/cluster enforce off")
 
     def until_out(self, places: list[str]) -> None:
         """Wait until the stranger reaches none of these."""
-        self.cluster.wait(lambda: not self.from_stranger(places), f"{places} to be closed to strangers", seconds=60)
+        self.cluster.wait(lambda: not self.from_stranger(places), f"{places} to be closed to strangers")
 
     def until_reached(self, namespace: str, pod: str, places: list[str]) -> None:
         """Wait until a pod of ours reaches all of these."""
         found = partial(self.reached, namespace, pod, places)
-        self.cluster.wait(lambda: found() == set(places), f"{pod} in {namespace} to reach {places}", seconds=60)
+        self.cluster.wait(lambda: found() == set(places), f"{pod} in {namespace} to reach {places}")
 
 
 def only_ours() -> list[dict[str, Any]]:

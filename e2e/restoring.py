@@ -23,7 +23,7 @@ REGION: Final = "us-east"
 AUDITED: Final = ("us-east", "eu-central")
 READY: Final = (
     f"kubectl -n {REGION} exec -i meridian-broker-0 -c broker -- sh -c 'cat >/tmp/jwt && meridian regions wait --ready "
-    "--timeout 120 --url http://127.0.0.1:8080 --token-file /tmp/jwt' < tokens/admin.jwt"
+    "--timeout 300 --url http://127.0.0.1:8080 --token-file /tmp/jwt' < tokens/admin.jwt"
 )
 SNAPSHOT_KIND: Final = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -65,7 +65,7 @@ class Snapshots:
         if self._made_kind:
             self._apply(SNAPSHOT_KIND)
             cluster.run(
-                "kubectl wait --for=condition=Established --timeout=30s crd/volumesnapshots.snapshot.storage.k8s.io"
+                "kubectl wait --for=condition=Established --timeout=300s crd/volumesnapshots.snapshot.storage.k8s.io"
             )
         self._apply(COPIES)
 
@@ -78,11 +78,11 @@ class Snapshots:
         """Copy both volumes. Their pods are stopped meanwhile: otherwise the copies would not be of one moment."""
         for part in ("broker", "etcd"):
             self._cluster.run(f"kubectl -n {REGION} scale statefulset meridian-{part} --replicas=0")
-            self._cluster.run(f"kubectl -n {REGION} wait --for=delete pod/meridian-{part}-0 --timeout=120s")
+            self._cluster.run(f"kubectl -n {REGION} wait --for=delete pod/meridian-{part}-0 --timeout=300s")
         self._copy("copied", ("broker", "etcd"), "cp -a /volumes/$part/. /copies/$part/")
         for part in ("etcd", "broker"):
             self._cluster.run(f"kubectl -n {REGION} scale statefulset meridian-{part} --replicas=1")
-            self._cluster.run(f"kubectl -n {REGION} rollout status statefulset/meridian-{part} --timeout=180s")
+            self._cluster.run(f"kubectl -n {REGION} rollout status statefulset/meridian-{part} --timeout=300s")
 
     def fill(self, parts: Sequence[str]) -> None:
         """Do what a driver does for a claim created from a snapshot."""
@@ -112,7 +112,7 @@ class Snapshots:
         }
         self._apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": REGION}, "spec": spec})
         done = "--for=jsonpath='{.status.phase}'=Succeeded"
-        self._cluster.run(f"kubectl -n {REGION} wait {done} --timeout=120s pod/{name}")
+        self._cluster.run(f"kubectl -n {REGION} wait {done} --timeout=300s pod/{name}")
         self._cluster.run(f"kubectl -n {REGION} delete pod {name}")
 
     def _apply(self, manifest: Mapping[str, object]) -> None:
@@ -158,11 +158,11 @@ class Backup:
         self._cluster.run(self._apply)
         self._cluster.run(f"kubectl -n {REGION} delete pod meridian-etcd-0 meridian-broker-0")
         for part in ("etcd", "broker"):
-            self._cluster.run(f"kubectl -n {REGION} rollout status statefulset/meridian-{part} --timeout=180s")
+            self._cluster.run(f"kubectl -n {REGION} rollout status statefulset/meridian-{part} --timeout=300s")
 
     def install_again(self) -> None:
         """Lose the namespace with everything in it."""
-        self._cluster.run(f"kubectl delete namespace {REGION} --timeout=240s")
+        self._cluster.run(f"kubectl delete namespace {REGION} --timeout=300s")
         self._cluster.run(self._install, seconds=700)
 
 
@@ -206,7 +206,7 @@ class Restoring:
             what()
             before = len(traffic.stored[REGION])
             self._cluster.wait(lambda: len(traffic.stored[REGION]) > before + 20, f"{REGION} to store messages again")
-            self._cluster.run(READY, seconds=200)
+            self._cluster.run(READY)
         finally:
             traffic.stop()
         assert not traffic.refused

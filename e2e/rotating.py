@@ -126,7 +126,7 @@ class Rotation:
             lines = self._last_lines(self._is_issued)
             return len(lines) == len(REGIONS) and all(line.endswith("key 2026-11") for line in lines)
 
-        self._cluster.wait(is_issued, "every region to issue the operator's token with the new key", seconds=300)
+        self._cluster.wait(is_issued, "every region to issue the operator's token with the new key")
         self._cluster.run(
             ".venv/bin/meridian tokens create --secret-key 2026-11.key --key-id 2026-11 --subject admin --expires 90d "
             "--to admin.new && mv admin.new tokens/admin.jwt"

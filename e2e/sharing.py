@@ -30,7 +30,7 @@ class Sharing:
         """A policy concerns every tenant, so its namespace must be allowed all."""
         self.cluster.run(
             "helm upgrade operator helm/meridian-operator -n meridian-system --reuse-values "
-            "--set 'tenantsByNamespace.default={public,*}' --wait --timeout 180s"
+            "--set 'tenantsByNamespace.default={public,*}' --wait --timeout 300s"
         )
 
     def apply(self, *, suspend: bool) -> None:
@@ -84,7 +84,7 @@ class Sharing:
         for one in regions:
             self.cluster.run(f"kubectl -n {one} scale statefulset {BROKER} --replicas=1")
         for one in regions:
-            self.cluster.run(f"kubectl -n {one} rollout status statefulset/{BROKER} --timeout=180s", seconds=200)
+            self.cluster.run(f"kubectl -n {one} rollout status statefulset/{BROKER} --timeout=300s")
 
     def _has_no_broker(self, region: str) -> bool:
         pods = f"kubectl -n {region} get pods -l statefulset.kubernetes.io/pod-name={BROKER}-0 -o name"
@@ -109,6 +109,6 @@ class Sharing:
 
     def delete(self) -> None:
         """Delete the policy, which also switches synchronization off."""
-        self.cluster.run(f"kubectl delete {POLICY} --timeout=60s")
+        self.cluster.run(f"kubectl delete {POLICY} --timeout=300s")
         for region in REGIONS:
             assert not self.call(region, "GET", "/meridian/v1/metadata/status")["enabled"]

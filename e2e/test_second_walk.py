@@ -152,7 +152,7 @@ def test_regions_are_upgraded_one_by_one_and_lose_nothing(
             cluster.run(region_by_region.replace("us-east", region), seconds=900)
         cluster.run(operator)
         cluster.run(
-            "kubectl wait --for=condition=Ready --timeout=120s geotopic/orders replicatedsubscription/orders-billing"
+            "kubectl wait --for=condition=Ready --timeout=300s geotopic/orders replicatedsubscription/orders-billing"
         )
     finally:
         traffic.stop()
@@ -196,7 +196,7 @@ def test_the_authority_is_replaced_and_no_client_is_refused(
                 "clients that trust the new authority alone to connect",
             )
         cluster.run("kubectl -n us-west delete pod meridian-broker-0")  # all its links connect again
-        cluster.run("kubectl -n us-west rollout status statefulset/meridian-broker --timeout=180s", seconds=200)
+        cluster.run("kubectl -n us-west rollout status statefulset/meridian-broker --timeout=300s")
         cluster.wait(
             lambda: cluster.condition("geotopic/orders", "Replicating").get("status") == "True",
             "the region's links to be up",

@@ -115,8 +115,7 @@ class Region:
         """Change the number of brokers, and wait until all of them are ready."""
         self.cluster.run(
             f"helm upgrade meridian helm/meridian-region -n {REGION} --reuse-values "
-            f"--set broker.replicas={brokers} --wait --timeout 180s",
-            seconds=200,
+            f"--set broker.replicas={brokers} --wait --timeout 300s"
         )
         pods = f"kubectl -n {REGION} get pods -l app.kubernetes.io/component=broker -o name"
         self.cluster.wait(lambda: len(self.cluster.run(pods).split()) == brokers, f"{brokers} broker pods to exist")
@@ -133,16 +132,18 @@ class Region:
         spec = {"hostPID": True, "restartPolicy": "Never", "containers": [container]}
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": REGION}, "spec": spec}
         (self.cluster.directory / "kill.json").write_text(json.dumps(manifest))
+        counts = f"kubectl -n {REGION} get pod {pod} -o jsonpath='{{.status.containerStatuses[*].restartCount}}'"
+
+        def restarts() -> int:
+            return sum(map(int, self.cluster.run(counts).split()))
+
+        before = restarts()
         self.cluster.run("kubectl apply -f kill.json")
         ended = "--for=jsonpath='{.status.phase}'=Succeeded"
-        self.cluster.run(f"kubectl -n {REGION} wait {ended} --timeout=60s pod/{name}")
+        self.cluster.run(f"kubectl -n {REGION} wait {ended} --timeout=300s pod/{name}")
         assert self.cluster.run(f"kubectl -n {REGION} logs {name}").split(), f"no process of {pod} was found"
-        restarts = "-o jsonpath='{.status.containerStatuses[*].restartCount}'"
-        self.cluster.wait(
-            lambda: any(map(int, self.cluster.run(f"kubectl -n {REGION} get pod {pod} {restarts}").split())),
-            f"{pod} to be restarted",
-        )
-        self.cluster.run(f"kubectl -n {REGION} wait --for=condition=Ready --timeout=240s pod/{pod}")
+        self.cluster.wait(lambda: restarts() > before, f"{pod} to be restarted")
+        self.cluster.run(f"kubectl -n {REGION} wait --for=condition=Ready --timeout=300s pod/{pod}")
 
 
 def meridian(cluster: Cluster, command: str) -> str:
@@ -163,8 +164,8 @@ def region(cluster: Cluster, images: Images) -> Iterator[Region]:
     values = " ".join(f"--set {key}={value}" for key, value in {**VALUES, "external.host": host}.items())
     cluster.run(
         f"helm install meridian helm/meridian-region -n {REGION} -f examples/kubernetes/without-registry.yaml "
-        f"{values} --wait --timeout 300s",
-        seconds=320,
+        f"{values} --wait --timeout 600s",
+        seconds=620,
     )
     token = (cluster.directory / "shared-tokens/admin.jwt").read_text().strip()
     client = pulsar.Client(
@@ -212,17 +213,18 @@ def test_shadows_are_told_by_whichever_brokers_serve_their_source(region: Region
     """Whatever the three brokers own, one of the shadow's partitions is at another broker than its source's."""
     meridian(region.cluster, f"topics shadow create {TOPIC} {SHADOW}")
 
-    def replicators() -> list[dict[str, Any]]:
-        shown = json.loads(meridian(region.cluster, f"topics stats {TOPIC} --json"))["shadowReplication"]
-        assert len(shown) == PARTITIONS
-        return list(shown.values())
+    def connected() -> list[dict[str, Any]]:
+        """How each partition is told, once all are."""
+        shown = json.loads(meridian(region.cluster, f"topics stats {TOPIC} --json")).get("shadowReplication", {})
+        told = [one for one in shown.values() if one["connected"]]
+        return told if len(told) == len(shown) == PARTITIONS else []
 
-    region.cluster.wait(lambda: all(one["connected"] for one in replicators()), "all partitions to be told")
-    assert any("broker" in one.get("meridian", {}) for one in replicators()), "some by another broker"
+    told = region.cluster.wait(connected, "all partitions to be told")
+    assert any("broker" in one.get("meridian", {}) for one in told), "some by another broker"
 
 
 def test_a_client_inside_the_cluster_is_sent_from_the_service_to_the_pod(region: Region) -> None:
-    region.cluster.run(f"helm test meridian -n {REGION}", seconds=150)
+    region.cluster.run(f"helm test meridian -n {REGION}")
 
 
 def test_strangers_do_not_reach_bookies(region: Region) -> None:

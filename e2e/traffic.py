@@ -12,6 +12,8 @@ import pulsar
 
 PAUSE_SECONDS = 0.05
 """Interval between two messages of a producer."""
+SEND_TIMEOUT_MS = 600_000
+"""Longer than any part of a walk keeps a region away: each message is stored then, and none is refused."""
 
 
 class Traffic:
@@ -50,7 +52,9 @@ class Traffic:
         self._over = threading.Event()
         self._consumer = working(clients[consumer], topic)
         self._producers = {
-            region: clients[region].create_producer(topic, send_timeout_millis=180_000, max_pending_messages=20_000)
+            region: clients[region].create_producer(
+                topic, send_timeout_millis=SEND_TIMEOUT_MS, max_pending_messages=20_000
+            )
             for region in producers
         }
         self._threads = [threading.Thread(target=self._publish), threading.Thread(target=self._consume)]

@@ -47,7 +47,7 @@ async def test_a_client_with_the_role_is_served(served: BookKeeperLedgerStore) -
     assert await read_all(served, 1) == entries
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("who", ["plain text", "no certificate", "another role", "no role"])
 async def test_others_are_refused(bookies: Bookies, served: BookKeeperLedgerStore, who: str) -> None:
     number = {"plain text": 2, "no certificate": 3, "another role": 4, "no role": 5}[who]

@@ -269,10 +269,17 @@ def test_bundles_are_split_and_go_where_they_are_sent(region: Region) -> None:
         assert first.http("PUT", f"{transfer}nobody:1").status == 412
         assert first.http("PUT", f"{transfer}127.0.0.1:{other.http_port}").status == 204
         region.taken_by(other, "orders")
-        owned = first.http("GET", f"/admin/v2/brokers/{region.name}/127.0.0.1:{other.http_port}/ownedNamespaces").json
-        assert f"public/default/{half}" in owned
-        report = other.http("GET", "/admin/v2/broker-stats/load-report").json
-        assert set(report["bundles"]) == set(owned)
+
+        def owned() -> set[str]:
+            path = f"/admin/v2/brokers/{region.name}/127.0.0.1:{other.http_port}/ownedNamespaces"
+            return set(first.http("GET", path).json)
+
+        def reported() -> set[str]:
+            return set(other.http("GET", "/admin/v2/broker-stats/load-report").json["bundles"])
+
+        wait_until(
+            lambda: f"public/default/{half}" in owned() == reported(), "the first owner to know what the other one owns"
+        )
         assert other.http("PUT", f"{transfer}127.0.0.1:{other.http_port}").status == 412
         producer.send(b"2")
         assert received(consumer, 1) == [b"2"]

@@ -28,6 +28,7 @@ from support.contracts.ledger_contract import EVERYTHING, LedgerContract, append
 LIMITS = AddLimits(silent_ms=6_000, blocking_ms=3_000, retry_ms=200, patience_ms=3_000)
 SETTINGS = BookKeeperSettings(limits=LIMITS)
 LEDGERS_OF_A_TEST = 1_000
+PATIENCE = 120.0
 _tests = itertools.count(1)
 
 
@@ -184,7 +185,7 @@ async def test_a_bookie_that_hangs_is_replaced(ledgers: BookKeeperWorld) -> None
     victim = bookies.number(writer.writer.writing.metadata.segments[0].ensemble[1])
     bookies.pause(victim)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             written = await appended(writer, 20_000, size=1000)  # more than may be in flight
             while len(writer.writer.writing.metadata.segments) == 1:
                 written += await appended(writer, 1)
@@ -204,7 +205,7 @@ class Follower:
 
     async def reads(self, entries: list[bytes]) -> None:
         """Wait until it has been told of all these entries, and check that it reads them."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while self.reader.last_confirmed() < len(entries) - 1:
                 await self._grown.wait()
                 self._grown.clear()
@@ -227,7 +228,7 @@ async def test_a_ledger_is_read_to_its_end_while_another_broker_writes_it(ledger
     asked = bookies.number(writer.writer.writing.metadata.segments[-1].ensemble[0])
     bookies.pause(asked)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while len(writer.writer.writing.metadata.segments) == 1:
                 written += await appended(writer, 1)
         writer.writer.announce()
@@ -272,7 +273,7 @@ async def test_a_new_owner_takes_a_ledger_from_a_live_writer(ledgers: BookKeeper
         writing = asyncio.create_task(write())
         await many.wait()
         info = await other.recover(ledger, fence=2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await writing
         confirmed = [result for result in heard if isinstance(result, int)]
         assert confirmed == sorted(confirmed) and confirmed[-1] < info.entries
@@ -336,7 +337,7 @@ async def test_nothing_confirmed_is_lost_when_all_bookies_die(ledgers: BookKeepe
         writer.append(b"unsure", heard.append)
     for number in range(1, 5):
         bookies.kill(number)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         assert isinstance(await append_one(writer, b"last"), LedgerError)
     for number in range(1, 5):
         await asyncio.to_thread(bookies.start, number)

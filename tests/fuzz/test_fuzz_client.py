@@ -106,8 +106,8 @@ def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
     return done
 
 
-@pytest.mark.timeout(SECONDS + 180)
+@pytest.mark.timeout(SECONDS + 900)
 def test_fuzz_client(tmp_path: Path) -> None:
     done = fuzz(tmp_path, SECONDS, round_on)
-    print(f"client: {done} scripts in {SECONDS:.0f} s")
+    print(f"client: {done} scripts")
     assert done > 20, "too few scripts were tried"

@@ -176,8 +176,8 @@ def round_on(broker: FuzzedBroker, number: int, end: float) -> int:
     return done
 
 
-@pytest.mark.timeout(SECONDS + 180)
+@pytest.mark.timeout(SECONDS + 900)
 def test_fuzz_http(tmp_path: Path) -> None:
     done = fuzz(tmp_path, SECONDS, round_on)
-    print(f"http: {done} scripts in {SECONDS:.0f} s")
+    print(f"http: {done} scripts")
     assert done > 20, "too few scripts were tried"

@@ -147,11 +147,11 @@ def test_the_container_that_has_secured_etcd_idles_and_ends_with_its_pod(tmp_pat
     program.write_text("#!/bin/sh\nexit $1\n")
     program.chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert subprocess.run([*command, "3"], env=path, timeout=10).returncode == 1, "the container would be restarted"
+    assert subprocess.run([*command, "3"], env=path, timeout=60).returncode == 1, "the container would be restarted"
     with subprocess.Popen([*command, "0"], env=path, start_new_session=True) as idling:
         wait_until(lambda: is_waiting_for(idling.pid, "sleep"), "the container to idle")
         idling.terminate()
-        assert idling.wait(5) == 0
+        assert idling.wait(60) == 0
         os.killpg(idling.pid, signal.SIGKILL)
 
 

@@ -214,8 +214,8 @@ async def test_both_brokers_export_at_once(two: Region) -> None:
 async def test_without_a_broker_there_is_no_export_until_its_bundles_are_owned(
     two: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(region, "PATIENCE_SECONDS", 0.2)
     taken = await two.a.take()
+    monkeypatch.setattr(region, "PATIENCE_SECONDS", 0.2)
     bundle = min(two.b.owner.owned())
     await two.b_ends.aclose()
     refused = await two.a.ask("POST", EXPORT)

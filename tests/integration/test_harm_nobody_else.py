@@ -112,7 +112,7 @@ async def test_a_stop_closes_its_topics_together(inside: BrokerProcess, monkeypa
 
     for topic in some:
         monkeypatch.setattr(topic.log, "close", meeting_first(topic.log.close))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await closing.close(inside.service.opener)
 
 

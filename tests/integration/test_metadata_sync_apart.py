@@ -340,11 +340,15 @@ def test_the_greater_of_two_partition_numbers_wins(shared: RegionsProcess) -> No
     wait_in_step(shared)
     assert not get(shared, "eu", CONFLICTS)["conflicts"]
     write(shared, "eu", "DELETE", NUMBERED)
-    wait_until(lambda: get(shared, "us", NUMBERED) in (None, {"partitions": 0}), "the topic to be deleted in us", 20)
+    wait_until(lambda: get(shared, "us", NUMBERED) in (None, {"partitions": 0}), "the topic to be deleted in us")
     write(shared, "us", "DELETE", f"{STORED}?force=true")
 
 
 def test_a_new_store_takes_over_a_regions_name_only_when_told_to(shared: RegionsProcess) -> None:
+    for region in REGIONS:
+        write(shared, region, "POST", f"{SCOPES}/{ALL}")
+    write(shared, "us", "POST", TTL, 90)
+    wait_ttl(shared, 90)
     shared.kill_region("eu")
     shutil.rmtree(shared.data_dir / "eu" / "data")
     shared.bring_back("eu")
@@ -357,6 +361,6 @@ def test_a_new_store_takes_over_a_regions_name_only_when_told_to(shared: Regions
     assert shared.http("eu", "PUT", "/admin/v2/tenants/new", tenant).status == 503
     assert write(shared, "eu", "POST", "/meridian/v1/regions/eu/replace") == {"region": "eu", "told": ["us"]}
     write(shared, "eu", "PUT", "/admin/v2/tenants/new", tenant)
-    wait_ttl(shared, 70)
+    wait_ttl(shared, 90)
     wait_until(lambda: get(shared, "us", "/admin/v2/tenants/new") is not None, "us to have the tenant")
     wait_in_step(shared)

@@ -81,22 +81,26 @@ def rsub(topic: str, **fields: Any) -> dict[str, Any]:
 
 def ready(kube: KubeApi, plural: str, name: str, namespace: str = "default") -> dict[str, Any]:
     """Wait for the object to be Ready; returns the condition."""
-    told = kube.condition
 
-    def is_ready() -> Any:
-        return told(plural, name, namespace=namespace).get("status") == "True"
+    def told() -> dict[str, Any] | None:
+        found = kube.condition(plural, name, namespace=namespace)
+        return found if found.get("status") == "True" else None
 
-    wait_until(is_ready, lambda: f"{name} to be ready; it is {kube.get(plural, name, namespace)}")
-    return told(plural, name, namespace=namespace)
+    found: dict[str, Any] = wait_until(told, lambda: f"{name} to be ready; it is {kube.get(plural, name, namespace)}")
+    return found
 
 
 def because(kube: KubeApi, plural: str, name: str, reason: str, namespace: str = "default") -> str:
     """Wait for Ready to have the reason; returns the message."""
-    wait_until(
-        lambda: kube.condition(plural, name, namespace=namespace).get("reason") == reason,
-        lambda: f"{name} to be {reason}, not {kube.condition(plural, name, namespace=namespace)}",
+
+    def message() -> str | None:
+        found = kube.condition(plural, name, namespace=namespace)
+        return found["message"] if found.get("reason") == reason else None
+
+    told = wait_until(
+        message, lambda: f"{name} to be {reason}, not {kube.condition(plural, name, namespace=namespace)}"
     )
-    return str(kube.condition(plural, name, namespace=namespace)["message"])
+    return str(told)
 
 
 def finalizers(kube: KubeApi, name: str) -> list[str]:
@@ -227,8 +231,11 @@ def test_snapshots_go_on_without_a_region_that_is_silent_too_long(
     regions.kill_region("west")
     try:
         wait_until(is_left_out, "east to go on without west", 60.0)
-        wait_until(lambda: kube.events("partial-billing")[-1][1] == "PartialSnapshots", "the Event to be recorded")
-        kind, _, message = kube.events("partial-billing")[-1]
+
+        def events() -> list[tuple[str, str, str]]:
+            return [one for one in kube.events("partial-billing") if one[1] == "PartialSnapshots"]
+
+        ((kind, _, message), *_) = wait_until(events, "the Event to be recorded")
         assert kind == "Warning" and "without west" in message
         (silent,) = (kube.get("replicatedsubscriptions", "partial-billing") or {})["status"]["silent"]
         assert silent["name"] == "west"
@@ -264,10 +271,12 @@ def test_what_somebody_else_changed_is_reverted_and_reported(kube: KubeApi, near
     ready(kube, "geotopics", "drifting")
     assert near.call("POST", "drifting/messageTTL", 5).status == 204
     kube.annotate("geotopics", "drifting", reconcile_now="1")
-    wait_until(
-        lambda: kube.condition("geotopics", "drifting", "Drifted").get("status") == "True", "the drift to be reported"
-    )
-    assert "east: set messageTTL" in kube.condition("geotopics", "drifting", "Drifted")["message"]
+
+    def drift() -> str | None:
+        found = kube.condition("geotopics", "drifting", "Drifted")
+        return found["message"] if found.get("status") == "True" else None
+
+    assert "east: set messageTTL" in wait_until(drift, "the drift to be reported")
     assert near.call("GET", "drifting/messageTTL").json == 3600
     wait_until(lambda: len(kube.events("drifting")) == 2, "the Event to be recorded")
     assert [reason for _, reason, _ in kube.events("drifting")] == ["Changed", "Changed"], "one event for each change"

@@ -24,7 +24,7 @@ from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_regions import until
 
 NAME = parse("persistent://public/default/together")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class WatchedLock(asyncio.Lock):

@@ -33,6 +33,8 @@ from support.brokers.region_clients import (
 from support.protocol.admin_paths import topic_path
 
 REGIONS = (EAST, WEST)
+DELAY_SECONDS = 10.0
+"""Long enough for a switch before delayed messages are due, unless the machine is very busy."""
 
 
 def sticky(low: int, high: int) -> pulsar.ConsumerKeySharedPolicy:
@@ -186,9 +188,9 @@ def test_delayed_messages_keep_their_time_over_a_switch(
     east, west = clients[EAST], clients[WEST]
     producer = east.create_producer(topic, batching_enabled=False)
     here = subscribe(east, topic)
-    due = time.monotonic() + 5.0
+    due = time.monotonic() + DELAY_SECONDS
     for number in range(20):
-        delay = timedelta(seconds=5.0) if number % 2 else None
+        delay = timedelta(seconds=DELAY_SECONDS) if number % 2 else None
         producer.send_async(b"%d" % number, lambda _result, _place: None, deliver_after=delay)
     producer.flush()
     messages = take(here, 10)

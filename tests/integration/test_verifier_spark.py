@@ -39,7 +39,7 @@ from support.verifier.stand_in_pulsar import answering, ok
 from support.verifier.verifier_regions import ServedRegion, encoded, serve, text
 from support.verifier.verifier_worlds import SUBSCRIPTIONS, Acks, Simulation, whole
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # Spark starts, which takes half a minute of processor time
 
 SOUND = "persistent://public/default/sound"
 BROKEN = "persistent://public/default/broken"

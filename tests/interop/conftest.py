@@ -55,7 +55,12 @@ def meridian(apache: PulsarProcess, tmp_path_factory: pytest.TempPathFactory) ->
             "MERIDIAN_BROKERS": broker.service_url,
         }
         done = subprocess.run(
-            ["bash", "-euc", commands], env=os.environ | places, capture_output=True, text=True, check=False, timeout=60
+            ["bash", "-euc", commands],
+            env=os.environ | places,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
         )
         assert done.returncode == 0, done.stderr
         try:

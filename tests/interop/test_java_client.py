@@ -19,7 +19,7 @@ from support.brokers.broker_process import BrokerProcess, RegionsProcess
 
 JAVA_TESTS = Path(__file__).parent / "java"
 FETCH_SECONDS = 300
-SECONDS = 240
+SECONDS = 480
 
 
 def why_not() -> str:

@@ -20,9 +20,10 @@ from support.brokers.certificates import Authority, Pair, served
 from support.brokers.free_ports import free_port
 from support.brokers.guarded_regions import tokens_command
 from support.brokers.pulsar_process import PulsarProcess, pulsar_missing
+from support.brokers.region_clients import PATIENCE_MS
 from support.brokers.two_kinds import NAMESPACE, numbered
 
-SECONDS = 300
+SECONDS = 600
 THEIRS, OURS = "brokers-of-apache", "brokers-of-meridian"
 NOWHERE = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127.0.0.1:1"}
 """Plain-text addresses that lead nowhere: whatever arrives came over TLS."""
@@ -45,7 +46,9 @@ class Guarded:
     def client(self, side: PulsarProcess | BrokerProcess) -> pulsar.Client:
         shown = pulsar.AuthenticationToken(self.token("admin"))
         quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        return pulsar.Client(side.service_url, authentication=shown, logger=quiet)
+        return pulsar.Client(
+            side.service_url, authentication=shown, logger=quiet, operation_timeout_seconds=PATIENCE_MS // 1000
+        )
 
     def ask(self, method: str, path: str, body: Any = ...) -> HttpAnswer:
         """Meridian's admin API."""

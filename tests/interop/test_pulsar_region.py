@@ -17,9 +17,10 @@ import pytest
 from pulsar.schema import JsonSchema, Record, String
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.pulsar_process import PulsarProcess
+from support.brokers.region_clients import connected
 from support.brokers.two_kinds import NAMESPACE, Side, numbered, publish
 
-SECONDS = 240
+SECONDS = 600
 
 
 class Letter(Record):  # type: ignore[misc]
@@ -28,8 +29,7 @@ class Letter(Record):  # type: ignore[misc]
 
 def received(side: Side, topic: str, count: int) -> list[pulsar.Message]:
     """The next messages of a subscription, and any that follow within a second."""
-    client = pulsar.Client(side.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    try:
+    with connected(side.service_url) as client:
         consumer = client.subscribe(topic, "reader", initial_position=pulsar.InitialPosition.Earliest)
         found: list[pulsar.Message] = []
         while True:
@@ -38,8 +38,6 @@ def received(side: Side, topic: str, count: int) -> list[pulsar.Message]:
             except pulsar.Timeout:
                 return found
             consumer.acknowledge(found[-1])
-    finally:
-        client.close()
 
 
 def assert_holds(side: Side, topic: str, expected: list[bytes]) -> None:
@@ -125,8 +123,7 @@ def test_schemas_chunks_and_messages_for_one_side(apache: PulsarProcess, meridia
     for side, other in ((meridian, apache), (apache, meridian)):
         name = "meridian" if side is meridian else "apache"
         topic = f"persistent://{NAMESPACE}/kinds-of-{name}"
-        one, two = (pulsar.Client(each.service_url) for each in (side, other))
-        try:
+        with connected(side.service_url) as one, connected(other.service_url) as two:
             letters = one.create_producer(topic, schema=JsonSchema(Letter))
             letters.send(Letter(text="here only"), disable_replication=True)
             letters.send(Letter(text="everywhere"))
@@ -141,9 +138,6 @@ def test_schemas_chunks_and_messages_for_one_side(apache: PulsarProcess, meridia
             one.create_producer(f"{topic}-chunks", chunking_enabled=True, batching_enabled=False).send(large)
             chunks = two.subscribe(f"{topic}-chunks", "s", initial_position=pulsar.InitialPosition.Earliest)
             assert chunks.receive(60_000).data() == large
-        finally:
-            one.close()
-            two.close()
 
 
 @pytest.mark.timeout(SECONDS)
@@ -152,13 +146,10 @@ def test_a_copy_of_a_replicated_message_is_not_taken_for_a_repeat(
 ) -> None:
     """Clients copy properties to dead-letter topics, including a source position."""
     topic = f"persistent://{NAMESPACE}/copies"
-    client = pulsar.Client(meridian.service_url)
-    try:
+    with connected(meridian.service_url) as client:
         producer = client.create_producer(topic)
         producer.send(b"first")
         producer.send(b"copy", properties={"__MSG_PROP_REPL_SOURCE_POSITION": "1:0"})
-    finally:
-        client.close()
     assert_holds(apache, topic, [b"first", b"copy"])
 
 
@@ -181,14 +172,11 @@ def test_batches_of_every_codec_and_encrypted_messages_go_both_ways(
         assert_holds(other, topic, sent)
         secret = f"{topic}-encrypted"
         publish(side, secret, [b"secret"], encryption_key="key", crypto_key_reader=keys)
-        client = pulsar.Client(other.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        try:
+        with connected(other.service_url) as client:
             consumer = client.subscribe(
                 secret, "s", initial_position=pulsar.InitialPosition.Earliest, crypto_key_reader=keys
             )
             assert consumer.receive(60_000).data() == b"secret"
-        finally:
-            client.close()
 
 
 @pytest.mark.timeout(SECONDS)

@@ -16,9 +16,10 @@ import pulsar
 import pytest
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.pulsar_process import PulsarProcess
+from support.brokers.region_clients import connected
 from support.brokers.two_kinds import NAMESPACE, Side, numbered, publish
 
-SECONDS = 240
+SECONDS = 600
 SUBSCRIPTION = "mover"
 MARKERS = 30
 """Most markers after the last message: those of a few snapshots."""
@@ -61,8 +62,7 @@ def wait_until_sent(meridian: BrokerProcess, topic: str) -> None:
 
 @contextlib.contextmanager
 def consumer(side: Side, topic: str, kind: pulsar.ConsumerType = pulsar.ConsumerType.Shared) -> Iterator[Any]:
-    client = pulsar.Client(side.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    try:
+    with connected(side.service_url) as client:
         yield client.subscribe(
             topic,
             SUBSCRIPTION,
@@ -70,8 +70,6 @@ def consumer(side: Side, topic: str, kind: pulsar.ConsumerType = pulsar.Consumer
             initial_position=pulsar.InitialPosition.Earliest,
             replicate_subscription_state_enabled=True,
         )
-    finally:
-        client.close()
 
 
 def taken(consumer: Any, expected: set[bytes], *, keep: frozenset[bytes] = frozenset()) -> Counter[bytes]:
@@ -149,13 +147,12 @@ def test_a_move_under_load_repeats_a_few_seconds_at_most(apache: PulsarProcess, 
     ends = threading.Event()
 
     def load(side: Side, name: str) -> None:
-        client = pulsar.Client(side.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        producer = client.create_producer(topic)
-        while not ends.wait(0.02):
-            message = f"{name}-{len(sent[name]):06}".encode()
-            producer.send(message)
-            sent[name].append(message)
-        client.close()
+        with connected(side.service_url) as client:
+            producer = client.create_producer(topic)
+            while not ends.wait(0.02):
+                message = f"{name}-{len(sent[name]):06}".encode()
+                producer.send(message)
+                sent[name].append(message)
 
     with consumer(apache, topic):
         pass

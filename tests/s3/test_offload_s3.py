@@ -133,8 +133,8 @@ def test_a_server_that_dies_stops_no_producer_and_its_readers_go_on_when_it_is_b
         server.kill()
         publish(client)
         consumer = client.subscribe("t", "s")
-        wait_until(lambda: unread(broker), "the broker to report what the consumer waits for")
-        assert "bucket messages" in unread(broker)[0]["reason"]
+        found = wait_until(lambda: unread(broker), "the broker to report what the consumer waits for")
+        assert "bucket messages" in found[0]["reason"]
         server.start()
         assert [consumer.receive(PATIENCE_MS).data() for _ in MESSAGES * 2] == MESSAGES * 2
 

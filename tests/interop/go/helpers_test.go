@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	patience = 20 * time.Second
+	patience = time.Minute
 	// quiet is how long nothing must come before a test concludes that nothing will.
 	quiet = 400 * time.Millisecond
 )

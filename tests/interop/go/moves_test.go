@@ -238,7 +238,7 @@ func delayed() *story {
 		name: "delayed",
 		publish: func(t *testing.T, here pulsar.Client, topic string) {
 			producer := produce(t, here, pulsar.ProducerOptions{Topic: topic, DisableBatching: true})
-			due = time.Now().Add(3 * time.Second)
+			due = time.Now().Add(10 * time.Second)
 			for number := range 8 {
 				message := pulsar.ProducerMessage{Payload: fmt.Append(nil, number)}
 				if number%2 == 1 {

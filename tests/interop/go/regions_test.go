@@ -205,8 +205,8 @@ func TestRegionsDeadLettersAndRetries(t *testing.T) {
 	here := subscribe(t, east.connect(t), options)
 	sendNumbers(t, produce(t, east.connect(t), pulsar.ProducerOptions{Topic: topic}), 2)
 	messages := take(t, here, 2)
-	asked := time.Now()
-	here.ReconsumeLater(messages[0], time.Second)
+	asked, delay := time.Now(), 5*time.Second
+	here.ReconsumeLater(messages[0], delay)
 	here.Nack(messages[1])
 	equal(t, "redeliveries", receive(t, here).RedeliveryCount(), 1)
 	west.owes(t, retry, "s", 1)
@@ -223,7 +223,7 @@ func TestRegionsDeadLettersAndRetries(t *testing.T) {
 			there.Nack(message)
 			continue
 		}
-		if time.Since(asked) < time.Second {
+		if time.Since(asked) < delay {
 			t.Fatal("it came again before it was due")
 		}
 		retries++

@@ -15,7 +15,7 @@ import org.apache.pulsar.client.api.PulsarClient;
 /** Runs and reports checks, and helps them with producers and consumers of numbered messages. Inherited, because
  * nothing can be imported from a class without a package. */
 abstract class Checks {
-    static final int PATIENCE_SECONDS = 20;
+    static final int PATIENCE_SECONDS = 60;
     /** How long no message must come before a check concludes that none will: longer than the longest barrier. */
     static final int QUIET_MS = 300;
 

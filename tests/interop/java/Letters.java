@@ -38,7 +38,7 @@ final class Letters extends Checks {
             equal(number(message), number);
             counts.add(message.getRedeliveryCount());
             consumer.negativeAcknowledge(message);
-            message = consumer.receive(counts.size() > REDELIVERIES ? 3 * QUIET_MS : 5_000, TimeUnit.MILLISECONDS);
+            message = consumer.receive(counts.size() > REDELIVERIES ? 3 * QUIET_MS : 1_000 * PATIENCE_SECONDS, TimeUnit.MILLISECONDS);
         }
         return counts;
     }

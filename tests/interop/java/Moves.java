@@ -317,7 +317,7 @@ final class Moves extends Checks {
 
     /** Even numbers come at once, odd ones when they are due, in either region. */
     private static final class Delayed extends Story {
-        private static final int DELAY_MS = 3_000;
+        private static final int DELAY_MS = 10_000;
         private long due;
 
         Delayed(String suffix) {

@@ -163,6 +163,7 @@ final class Steering extends Checks {
         east.admin().topics().createPartitionedTopic(topic, 2);
         Set<Integer> seen = ConcurrentHashMap.newKeySet();
         Set<Integer> used = new HashSet<>();
+        becomes(2, "the partitions in the west", () -> partitions(west, topic));
         Consumer<byte[]> here = growing(east, topic, seen);
         Consumer<byte[]> there = growing(west, topic, seen);
         int sent = 0;
@@ -178,8 +179,7 @@ final class Steering extends Checks {
             }
             equal(used.size(), 4);
             west.admin().topics().updatePartitionedTopic(topic, 5);
-            becomes(5, "the partitions in the east",
-                    () -> east.admin().topics().getPartitionedTopicMetadata(topic).partitions);
+            becomes(5, "the partitions in the east", () -> partitions(east, topic));
             try (Producer<byte[]> other = west.client().newProducer().topic(topic).enableBatching(false)
                     .messageRoutingMode(MessageRoutingMode.RoundRobinPartition).create()) {
                 for (int last = sent + 20; sent < last; sent++) {
@@ -198,6 +198,15 @@ final class Steering extends Checks {
         }
         here.close();
         there.close();
+    }
+
+    /** The number of partitions there; 0 while the topic does not exist. */
+    private static int partitions(Region region, String topic) throws Exception {
+        try {
+            return region.admin().topics().getPartitionedTopicMetadata(topic).partitions;
+        } catch (PulsarAdminException.NotFoundException absent) {
+            return 0;
+        }
     }
 
     private static Consumer<byte[]> growing(Region region, String topic, Set<Integer> seen) throws Exception {

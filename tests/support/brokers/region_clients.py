@@ -118,12 +118,14 @@ def take(consumer: pulsar.Consumer, count: int) -> list[pulsar.Message]:
     return [consumer.receive(PATIENCE_MS) for _ in range(count)]
 
 
-def rest(consumer: pulsar.Consumer, *, acknowledge: bool = True) -> list[int]:
-    """The numbers of everything that arrives until it is quiet, in order of arrival."""
+def rest(consumer: pulsar.Consumer, wanted: Iterable[int] = (), *, acknowledge: bool = True) -> list[int]:
+    """The numbers of everything that arrives, in order of arrival: until the wanted ones came, and then until it is
+    quiet."""
     found: list[int] = []
+    left = set(wanted)
     with contextlib.suppress(pulsar.Timeout):
         while True:
-            message = consumer.receive(QUIET_MS)
+            message = consumer.receive(PATIENCE_MS if left - set(found) else QUIET_MS)
             found.append(int(message.data()))
             if acknowledge:
                 consumer.acknowledge(message)

@@ -5,23 +5,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import pulsar
 from support.brokers.broker_process import BrokerProcess
 from support.brokers.pulsar_process import PulsarProcess
+from support.brokers.region_clients import connected
 
 NAMESPACE = "shop/orders"
 Side = BrokerProcess | PulsarProcess
 
 
 def publish(side: Side, topic: str, messages: list[bytes], **options: Any) -> None:
-    client = pulsar.Client(side.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    try:
+    with connected(side.service_url) as client:
         producer = client.create_producer(topic, **options)
         for message in messages:
             producer.send_async(message, lambda *_: None, partition_key=message[:3].decode())
         producer.flush()
-    finally:
-        client.close()
 
 
 def numbered(name: str, count: int) -> list[bytes]:
