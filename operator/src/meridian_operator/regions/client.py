@@ -157,6 +157,8 @@ class RegionClient:
                     await self._call("PUT", path, allow=(409,))
                 case changes.CreateTopic(partitions=partitions):
                     await self._call("PUT", f"{path}/partitions", partitions, allow=(409,))
+                case changes.FollowPartitions(source=source, partitions=partitions):
+                    await self._call("POST", f"{_topic_path(TopicName.parse(source))}/partitions", partitions)
                 case changes.GrowTopic(partitions=partitions):
                     await self._call("POST", f"{path}/partitions", partitions)
                 case changes.SetPolicy(policy="backlogQuota", value=quotas):
