@@ -208,6 +208,8 @@ def test_a_shadow_whose_source_was_not_read_is_unknown_unless_it_waits() -> None
     verdict = judge(full, differences(full), [], [])
     assert verdict.state is State.UNKNOWN
     assert [pair.reasons for pair in verdict.pairs] == [(Reason.SOURCE_NOT_READ,)]
+    (said,) = troubles(verdict.subjects[0])
+    assert said == f"SourceNotRead: us-east (the export lacks its source, {SOURCE}: verify both topics)"
     waits = world(alone(Log("", ())), alone(Log("", ())))
     assert judge(waits, differences(waits), [], []).subjects == ()
 

@@ -111,5 +111,6 @@ def troubles(subject: SubjectVerdict, ranges: int = 5) -> Iterator[str]:
             left = [reason for reason in pair.reasons if (pair.source, pair.target, reason) not in said]
             if left:
                 note = f" ({pair.note})" if pair.note else ""
-                yield f"{', '.join(left)}: {pair.source} -> {pair.target}{note}"
+                where = pair.target if pair.source == pair.target else f"{pair.source} -> {pair.target}"
+                yield f"{', '.join(left)}: {where}{note}"
     yield from subject.notes
