@@ -5,7 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import aiohttp
 import pytest
+from meridian_operator.plan.changes import CreateShadow
+from meridian_operator.plan.observed import TopicName
+from meridian_operator.regions.client import Ask, RegionClient
+from meridian_operator.regions.directory import Region, Tokens
 from support.brokers.broker_process import BrokerProcess
 
 BASE = "/admin/v2/persistent/public/default"
@@ -69,3 +74,16 @@ def test_a_field_counts_more_than_the_property_of_that_meaning(
     assert (shown["holdsSourceLedgers"], shown["autoResetBacklogEntries"]) == (holds, behind)
     assert having[SOURCE] == "persistent://public/default/asked"
     assert (having.get(HOLDS, "true"), having.get(RESETS, "0")) == (str(holds).lower(), str(behind))
+
+
+async def test_the_operator_s_change_that_is_already_in_effect_is_not_refused(broker: BrokerProcess) -> None:
+    """The answer to the first request may have been lost."""
+    view = TopicName.parse("persistent://public/default/asked-twice")
+    made = CreateShadow("solo", view, "persistent://public/default/asked", holds=True)
+    async with aiohttp.ClientSession() as http:
+        client = RegionClient(Region("solo", broker.admin_url), http, Tokens(None))
+        for _ in range(2):
+            await client.apply(made)
+        (seen,) = await client.describe([Ask(view)])
+    assert seen.topic is not None and seen.topic.shadow is not None
+    assert broker.http("DELETE", f"{LIST}?topic=asked-twice").status == 204
