@@ -190,7 +190,7 @@ def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> 
     assert broker.http("PUT", f"{stores_nothing}/taken-view-4", {SOURCE: full("taken")}).status == 412
     assert broker.http("PUT", f"{BASE}/taken-view-4", {SOURCE: "non-persistent://public/default/x"}).status == 412
     assert broker.http("PUT", f"{BASE}/taken/shadowTopics", ["non-persistent://public/default/x"]).status == 412
-    assert broker.http("GET", f"{stores_nothing}/taken/shadowTopics").status == 405
+    assert broker.http("GET", f"{stores_nothing}/taken/shadowTopics").status == 412
     assert broker.http("GET", f"{BASE}/taken-partition-0/shadowTopics").status == 412
     regions = broker.http("POST", f"{BASE}/taken-view/replication", ["solo"])
     assert regions.status == 405 and f"choose the regions of {full('taken')}" in regions.reason

@@ -56,6 +56,7 @@ BY_STORIES = (
     "renewal-not-fenced",
     "report-outlives-a-rewind",
     "shadow-forgets-what-it-skips",
+    "shadow-that-is-fastest-counts",
     "sharers-read-the-view",
     "snapshot-counts-a-repeated-answer",
     "snapshot-in-one-round",

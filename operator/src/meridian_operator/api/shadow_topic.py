@@ -12,6 +12,7 @@ from meridian_operator.api.fields import (
     MESSAGE_COLUMN,
     READY_COLUMN,
     REASON_COLUMN,
+    TOPIC_PATTERN,
     DeletionPolicy,
     Kind,
     Model,
@@ -31,7 +32,13 @@ class ShadowTopicSpec(Model):
     source: Annotated[str, Field(min_length=1, max_length=600)] = Field(
         description="Name of a GeoTopic in this namespace, or the full name of a topic.",
         json_schema_extra={
-            "x-kubernetes-validations": [rule("self == oldSelf", "the source is immutable: create another ShadowTopic")]
+            "x-kubernetes-validations": [
+                rule("self == oldSelf", "the source is immutable: create another ShadowTopic"),
+                rule(
+                    f"!self.contains('/') || self.matches(r'{TOPIC_PATTERN}')",
+                    "must be the name of a GeoTopic, or a topic's full name, persistent://tenant/namespace/name",
+                ),
+            ]
         },
     )
     region: RegionName = Field(

@@ -67,6 +67,8 @@ async def _delete(subject: Subject[Spec], wish: Wish[Spec], world: World, report
             "learns of the deletion from the others"
         )
         return _released(body, Event("RegionsAbandoned", text, warning=True))
+    if planned.kept:
+        return _released(body, Event("NothingDeleted", "; ".join(planned.kept), warning=True))
     text = f"{what} is deleted in {', '.join(names) or 'no region'}"
     left = ", ".join(wish.history.left)
     return _released(

@@ -79,7 +79,7 @@ async def _reconcile(
         seen = await subject.see(wish, world, asked)
         planned = subject.plan(wish, seen)
     judged = judge(planned, names, failures, world.token_warnings(names))
-    drift = [change for change in first.changes if not change.warning]
+    drift = [change for change in first.changes if change.is_healing]
     findings = [*judged, drifted(drift if history.as_specified else ())]
     more, status = subject.report(wish, Look(seen, planned, verdict))
     made_again = history.recreate and not failures

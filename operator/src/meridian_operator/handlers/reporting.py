@@ -29,7 +29,7 @@ AGAIN_SECONDS: Final = 3.0
 """Delay before the next look at an object whose changes are in progress."""
 MESSAGE_CHARACTERS: Final = 4000
 PLAN_SENTENCES: Final = 64
-_QUIET: Final = ("Progressing", "Paused", "DryRun", "WaitingForTopic")
+_QUIET: Final = ("Progressing", "Paused", "DryRun", "WaitingForTopic", "WaitingForSource")
 """Reasons of Ready that cause no Event: the user knows, or the state is temporary."""
 
 _SOON: Final = ((READY, "Progressing"), (SYNCED, CATCHING_UP))
@@ -190,7 +190,7 @@ def _conflicts(status: Mapping[str, Any]) -> dict[str, int]:
     return {str(one.get("name")): int(one.get("conflicts") or 0) for one in rows if one.get("conflicts")}
 
 
-VOLATILE: Final = frozenset({"regions", "backlog", "maxLagSeconds"})
+VOLATILE: Final = frozenset({"regions", "backlog", "maxLagSeconds", "lagEntries", "gapEntries", "autoResets"})
 """Status fields that change with traffic."""
 
 

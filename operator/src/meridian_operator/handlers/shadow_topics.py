@@ -50,12 +50,16 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
 
     async def see(self, wish: Shadow, world: World, names: Sequence[str]) -> list[RegionSeen]:
         """The shadow and its source."""
-        topic, source = TopicName.parse(wish.spec.topic), _source(wish)
-        seen = await world.see(names, topic, None)
-        if source is None:
+        seen = await world.see(names, TopicName.parse(wish.spec.topic), None)
+        try:
+            source = TopicName.parse(_source(wish) or "")
+        except ValueError:  # nothing is created then, but the object may have to be deleted
             return seen
-        of_source = await world.see(names, TopicName.parse(source), None)
-        return [replace(one, source=other.topic) for one, other in zip(seen, of_source, strict=True)]
+        of_source = await world.see(names, source, None)  # second: it grows before its shadow does
+        return [
+            replace(one, source=other.topic, source_problem=(other.reason, other.problem) if other.problem else None)
+            for one, other in zip(seen, of_source, strict=True)
+        ]
 
     def what(self, wish: Shadow) -> str:
         return f"shadow {wish.spec.topic} of {wish.spec.source} in {wish.spec.region}"
@@ -92,17 +96,21 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
         return shadow_topic.plan(wish.spec, _source(wish) or "", _here(wish, seen), wish.history)
 
     def deletion(self, wish: Shadow, seen: Sequence[RegionSeen], _abandoned: Sequence[str]) -> Plan:
-        recorded = str((wish.body.get("status") or {}).get("source", ""))
-        return shadow_topic.deletion(_source(wish) or recorded, wish.spec.topic, _here(wish, seen))
+        return shadow_topic.deletion({_source(wish) or "", _recorded(wish)}, wish.spec.topic, _here(wish, seen))
 
     def report(self, wish: Shadow, look: Look) -> tuple[list[Finding], ReconciledStatus]:
         source = _source(wish) or ""
         seen = _here(wish, look.seen)
         finding = shadow_topic.synced(source, seen)
+        if any(not one.reachable for one in seen):  # what was seen last says more than nothing
+            last = ShadowTopicStatus.model_validate(wish.body.get("status") or {})
+            told = {"state": finding.reason, "source": last.source or source[:600], "plan": []}
+            return [finding], last.model_copy(update=told)
         shadow = next((one.topic.shadow for one in seen if one.topic is not None), None)
+        reads = shadow is not None and shadow.source == _recorded(wish)  # even if the spec now means another topic
         status = ShadowTopicStatus(
             state=finding.reason,
-            source=source[:600],
+            source=_recorded(wish) if reads else source[:600],
             connected=shadow is not None and shadow.connected,
             lag_entries=0 if shadow is None else shadow.backlog,
             gap_entries=0 if shadow is None else shadow.gap,
@@ -118,6 +126,11 @@ def _source(wish: Shadow) -> str | None:
         return wish.spec.source
     named = [one for one in wish.views.geo_topic_names.get((wish.full_name[0], wish.spec.source), ()) if one]
     return str(named[0]) if named else None
+
+
+def _recorded(wish: Shadow) -> str:
+    """The shadow's source by the last status; empty: unknown."""
+    return str((wish.body.get("status") or {}).get("source", ""))
 
 
 def _here(wish: Shadow, seen: Sequence[RegionSeen]) -> list[RegionSeen]:

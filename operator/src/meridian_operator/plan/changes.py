@@ -27,6 +27,11 @@ class Change(ABC):
         """Reason of a warning Event, for a change that the object allows but people must know of; empty: no Event."""
         return ""
 
+    @property
+    def is_healing(self) -> bool:
+        """If everything was as specified before, does this revert what somebody changed?"""
+        return not self.warning
+
 
 @dataclass(frozen=True, slots=True)
 class CreateNamespace(Change):
@@ -83,6 +88,22 @@ class AutoResetBacklog(Change):
 
     def sentence(self) -> str:
         return f"{self.region}: set autoResetBacklogEntries of {self.topic} to {self.entries}"
+
+
+@dataclass(frozen=True, slots=True)
+class FollowPartitions(Change):
+    """Give a shadow as many partitions as its source has. Its region does so when the source grows, unless a broker is
+    away."""
+
+    source: str
+    partitions: int
+
+    def sentence(self) -> str:
+        return f"{self.region}: let {self.topic} follow {self.source} to {self.partitions} partitions"
+
+    @property
+    def is_healing(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,8 @@ class RegionSeen:
     """None: it was not asked for, or the region did not answer."""
     source: TopicSeen | None = None
     """The topic that ``topic`` shadows, or will; None: it was not asked for, does not exist or got no answer."""
+    source_problem: tuple[str, str] | None = None
+    """Why ``source`` got no answer, in one word and in a sentence."""
 
     @property
     def copy(self) -> TopicSeen | None:

@@ -41,6 +41,8 @@ class Plan:
     """Region, reason (one word) and sentence."""
     waiting: tuple[str, ...] = field(default=())
     """What will resolve by itself, one sentence each."""
+    kept: tuple[str, ...] = field(default=())
+    """What a deletion leaves, because the object names it but something else made it, one sentence each."""
 
     @property
     def is_done(self) -> bool:

@@ -3,15 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from meridian_operator.api.shadow_topic import ShadowTopicSpec
-from meridian_operator.plan.changes import AutoResetBacklog, Change, CreateShadow, DeleteTopic, HoldSourceLedgers
+from meridian_operator.plan.changes import (
+    AutoResetBacklog,
+    Change,
+    CreateShadow,
+    DeleteTopic,
+    FollowPartitions,
+    HoldSourceLedgers,
+)
 from meridian_operator.plan.history import History
-from meridian_operator.plan.observed import RegionSeen, TopicName
+from meridian_operator.plan.observed import RegionSeen, TopicName, TopicSeen
 from meridian_operator.plan.outcome import SYNCED, Finding, Plan
 
 DISAPPEARED = "Vanished"
+PARTITIONING_DIFFERS = "PartitioningDiffers"
 
 
 def refusal(spec: ShadowTopicSpec, source: str | None) -> tuple[str, str] | None:
@@ -38,6 +46,8 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
         name = region.name
         if not region.reachable:
             problems.append((name, region.reason, f"{name} could not be asked: {region.problem}"))
+        elif region.topic is None and region.source_problem is not None:
+            problems.append(_unread(name, source, *region.source_problem))
         elif region.topic is None and region.source is None:
             text = (
                 f"{name} has no topic {source} yet: the shadow waits for it. If another region has it, add {name} to "
@@ -57,23 +67,57 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
             made = CreateShadow(name, topic, source, spec.hold_source_ledgers, spec.auto_reset_backlog_entries)
             changes.append(made)
         elif region.topic.shadow is None or region.topic.shadow.source != source:
-            what = "is not a shadow" if region.topic.shadow is None else f"is a shadow of {region.topic.shadow.source}"
-            text = f"{topic} exists in {name} and {what}: choose another name, or delete that topic"
+            text = f"{topic} exists in {name} and {_other(region.topic)}: choose another name, or delete that topic"
             problems.append((name, "TopicExists", text))
         else:
             if region.topic.shadow.holds != spec.hold_source_ledgers:
                 changes.append(HoldSourceLedgers(name, topic, spec.hold_source_ledgers))
             if region.topic.shadow.reset_behind != spec.auto_reset_backlog_entries:
                 changes.append(AutoResetBacklog(name, topic, spec.auto_reset_backlog_entries))
-            if not region.topic.shadow.connected:
+            if _is_behind(region):
+                assert region.source is not None
+                changes.append(FollowPartitions(name, topic, source, region.source.partitions))
+            elif _differs(region):
+                text = (
+                    f"in {name}, {topic} has {_number(region.topic)}, and its source {source} was made again with "
+                    f"{_number(region.source)}: delete this object and the shadow, and create them again"
+                )
+                problems.append((name, PARTITIONING_DIFFERS, text))
+            elif not region.topic.shadow.connected and region.source_problem is not None:
+                problems.append(_unread(name, source, *region.source_problem))
+            elif not region.topic.shadow.connected:
                 problems.append((name, "SourceNotFound", f"{name} has lost topic {source}: the shadow waits for it"))
     return Plan(tuple(changes), tuple(problems))
 
 
-def deletion(source: str, topic: str, seen: Sequence[RegionSeen]) -> Plan:
+def _unread(name: str, source: str, reason: str, problem: str) -> tuple[str, str, str]:
+    return name, reason, f"{name} could not be asked about the source, {source}: {problem}"
+
+
+def _other(topic: TopicSeen) -> str:
+    """What a topic is that is not the shadow."""
+    return "is not a shadow" if topic.shadow is None else f"is a shadow of {topic.shadow.source}"
+
+
+def _is_behind(region: RegionSeen) -> bool:
+    """Whether the shadow has some of its source's partitions."""
+    topic, source = region.topic, region.source
+    return topic is not None and source is not None and 0 < topic.partitions < source.partitions
+
+
+def _differs(region: RegionSeen) -> bool:
+    topic, source = region.topic, region.source
+    return topic is not None and source is not None and topic.partitions != source.partitions
+
+
+def _number(topic: TopicSeen | None) -> str:
+    return f"{topic.partitions} partitions" if topic is not None and topic.partitions else "no partitions"
+
+
+def deletion(sources: Container[str], topic: str, seen: Sequence[RegionSeen]) -> Plan:
     """The changes to make when the object is deleted with policy Delete. A topic that is not this shadow stays.
 
-    :param source: the shadow's source, from the spec or the last status; empty: unknown.
+    :param sources: what the shadow may read, by the spec and by the last status.
     """
     problems = [
         (region.name, region.reason, f"{region.name} could not be asked: {region.problem}")
@@ -82,13 +126,15 @@ def deletion(source: str, topic: str, seen: Sequence[RegionSeen]) -> Plan:
     ]
     if problems:
         return Plan((), tuple(problems))
-    return Plan(
-        tuple(
-            DeleteTopic(region.name, TopicName.parse(topic), region.topic.partitions > 0)
-            for region in seen
-            if region.topic is not None and region.topic.shadow is not None and region.topic.shadow.source == source
-        )
-    )
+    changes, kept = list[Change](), list[str]()
+    for region in seen:
+        if region.topic is None:
+            continue
+        if region.topic.shadow is not None and region.topic.shadow.source in sources:
+            changes.append(DeleteTopic(region.name, TopicName.parse(topic), region.topic.partitions > 0))
+        else:
+            kept.append(f"{topic} in {region.name} {_other(region.topic)} and is left unchanged")
+    return Plan(tuple(changes), kept=tuple(kept))
 
 
 def synced(source: str, seen: Sequence[RegionSeen]) -> Finding:
@@ -99,6 +145,12 @@ def synced(source: str, seen: Sequence[RegionSeen]) -> Finding:
         shadow = None if region.topic is None else region.topic.shadow
         if shadow is None or shadow.source != source:
             return Finding(SYNCED, "False", "NotThere", f"{region.name} has no such shadow")
+        if _is_behind(region):
+            return Finding(SYNCED, "False", "Progressing", f"its source {source} has more partitions")
+        if _differs(region):
+            return Finding(SYNCED, "False", PARTITIONING_DIFFERS, f"its source {source} has other partitions")
+        if not shadow.connected and region.source_problem is not None:
+            return Finding(SYNCED, "Unknown", region.source_problem[0], region.source_problem[1])
         if not shadow.connected:
             return Finding(SYNCED, "False", "SourceNotFound", f"its source {source} does not exist")
     return Finding(SYNCED, "True", "Reading", f"it reads {source}")

@@ -157,6 +157,8 @@ class RegionClient:
                     await self._call("PUT", path, allow=(409,))
                 case changes.CreateTopic(partitions=partitions):
                     await self._call("PUT", f"{path}/partitions", partitions, allow=(409,))
+                case changes.FollowPartitions(source=source, partitions=partitions):
+                    await self._call("POST", f"{_topic_path(TopicName.parse(source))}/partitions", partitions)
                 case changes.GrowTopic(partitions=partitions):
                     await self._call("POST", f"{path}/partitions", partitions)
                 case changes.SetPolicy(policy="backlogQuota", value=quotas):
@@ -173,7 +175,8 @@ class RegionClient:
                     await self._call("DELETE", f"{path}/{policy}")
                 case changes.CreateShadow(source=source, holds=holds, reset_behind=behind):
                     shadow = {"topic": str(change.topic), "holdSourceLedgers": holds, "autoResetBacklogEntries": behind}
-                    await self._call("POST", f"{_topic_path(TopicName.parse(source))}/shadowTopics", shadow)
+                    path = _topic_path(TopicName.parse(source))
+                    await self._call("POST", f"{path}/shadowTopics", shadow, allow=(409,))
                 case changes.AutoResetBacklog(entries=entries):
                     await self._call("PUT", f"{path}/properties", {"meridian.autoResetBacklogEntries": str(entries)})
                 case changes.HoldSourceLedgers(holds=holds):

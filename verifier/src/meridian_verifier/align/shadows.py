@@ -48,10 +48,10 @@ def compared(world: World) -> list[Compared]:
     return found
 
 
-def without_source(world: World) -> list[tuple[str, str]]:
-    """Region and name of shadows that show entries although the region does not report their source."""
+def without_source(world: World) -> list[tuple[str, str, str]]:
+    """Region, name and source of shadows that show entries although the region does not report their source."""
     return [
-        (region, name)
+        (region, name, later.shadow_of)
         for region, name, earlier, later in _lasting(world)
         if any(entries for _, entries in earlier.ledgers) and any(entries for _, entries in later.ledgers)
         if all(later.shadow_of not in moment[region].topics for moment in (world.earlier, world.later))

@@ -268,8 +268,9 @@ def _shadows(world: World, findings: Sequence[Finding]) -> Iterator[PairVerdict]
     for found in findings:
         if found.shadow_of and not found.subscription:
             about.setdefault((found.topic, found.target), []).append(found)
-    for region, name in without_source(world):
-        yield PairVerdict(name, "", region, region, State.UNKNOWN, (Reason.SOURCE_NOT_READ,))
+    for region, name, source in without_source(world):
+        note = f"the export lacks its source, {source}: verify both topics"
+        yield PairVerdict(name, "", region, region, State.UNKNOWN, (Reason.SOURCE_NOT_READ,), note=note)
     for one in compared(world):
         head = one.name, "", one.region, one.region
         if one.region in world.unreachable:

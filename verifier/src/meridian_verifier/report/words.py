@@ -44,6 +44,9 @@ MEANINGS: Final = {
 }
 
 
+OF_SHADOWS: Final = (Reason.SHADOW_INCOMPLETE, Reason.SHADOW_STRANGE, Reason.SHADOW_CURSOR_AHEAD)
+"""They name entries by their ids in the region, whatever their origins. How many a cursor passed is not known."""
+
 LATEST_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999: later times have no date here."""
 
@@ -96,15 +99,18 @@ def troubles(subject: SubjectVerdict, ranges: int = 5) -> Iterator[str]:
         if found.path:
             yield f"{found.reason}: {place_text(found)}: {ranges_text(found)}"
             continue
-        whose = " (of the topic)" if found.subscription != subject.subscription else ""
-        count = counted(found.entries, "entry", "entries")
         which = f": {ranges_text(found, ranges)}" if ranges else ""
-        yield f"{found.reason}: {count} of {found.origin}{whose} in {place_text(found)}{which}"
+        told = [counted(found.entries, "entry", "entries")] if found.entries else []
+        told += [f"of {found.origin}"] if found.reason not in OF_SHADOWS else []
+        told += ["(of the topic)"] if found.subscription != subject.subscription else []
+        told.append(f"in {place_text(found)}")
+        yield f"{found.reason}: {' '.join(told)}{which}"
     said = {(found.source, found.target, found.reason) for found in subject.findings}
     for pair in subject.pairs:
         if pair.state is not State.ALIGNED:
             left = [reason for reason in pair.reasons if (pair.source, pair.target, reason) not in said]
             if left:
                 note = f" ({pair.note})" if pair.note else ""
-                yield f"{', '.join(left)}: {pair.source} -> {pair.target}{note}"
+                where = pair.target if pair.source == pair.target else f"{pair.source} -> {pair.target}"
+                yield f"{', '.join(left)}: {where}{note}"
     yield from subject.notes

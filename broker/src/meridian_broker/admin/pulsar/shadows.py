@@ -14,7 +14,17 @@ from aiohttp import web
 
 from meridian_broker.admin.elsewhere.parts import GONE, Part, ask_each, check_unused, done_by
 from meridian_broker.admin.http.access import check_administers
-from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, properties, state, topic_of, truth
+from meridian_broker.admin.http.requests import (
+    Refused,
+    answer,
+    any_topic_of,
+    body,
+    done,
+    flag,
+    properties,
+    state,
+    truth,
+)
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.shadow_topics import HOLDS, RESETS, SOURCE, checked_reset
@@ -38,9 +48,11 @@ async def listed(request: web.Request) -> web.Response:
 
 async def set_list(request: web.Request) -> web.Response:
     """Replace the list of the topic's shadows, which must exist already."""
-    name, given = await _source(request), await body(request, limit=LARGE_BODY_BYTES)
-    if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
-        raise Refused(412, "expected a list of names of shadow topics, with at least one in it")
+    name, given = await _source(request), await body(request, None, LARGE_BODY_BYTES)
+    if not (given is None or (isinstance(given, list) and all(isinstance(one, str) for one in given))):
+        raise Refused(400, "expected a list of names of shadow topics")
+    if not given:
+        raise Refused(412, "no shadow topics are named: to empty the list, delete it")
     if len(given) > MOST:
         raise Refused(412, f"{len(given)} names: a list has at most {MOST}")
     check_others(request, given)
@@ -58,17 +70,7 @@ async def create(request: web.Request) -> web.Response:
     if isinstance(given, Mapping):
         if unknown := sorted(set(given) - FIELDS):
             raise Refused(400, f"{', '.join(map(repr, unknown))[:200]}: expected only {', '.join(sorted(FIELDS))}")
-        having = properties(given.get("properties"))
-        if having.get(SOURCE, str(source)) != str(source):
-            raise Refused(412, f"property {SOURCE} is {having[SOURCE]!r}, and the path names {source}: leave it out")
-        holds = given.get("holdSourceLedgers", True)
-        if not isinstance(holds, bool):
-            raise Refused(400, f"holdSourceLedgers is {holds!r}: expected true or false")
-        having[HOLDS] = str(holds).lower()
-        behind = given.get("autoResetBacklogEntries", 0)
-        if not isinstance(behind, int) or isinstance(behind, bool):
-            raise Refused(400, f"autoResetBacklogEntries is {behind!r}: expected a whole number")
-        having |= {RESETS: str(behind)} if behind else {}
+        having = _properties_of(given, source)
         given = given.get("topic")
     if not isinstance(given, str):
         raise Refused(400, 'expected the name of the shadow, or {"topic": name, "holdSourceLedgers": true}')
@@ -77,6 +79,28 @@ async def create(request: web.Request) -> web.Response:
     check_others(request, [given])
     await shadow_topics.create(opener, shadow, None, {**having, SOURCE: str(source)}, listed=True)
     return done()
+
+
+def _properties_of(given: Mapping[str, Any], source: TopicName) -> dict[str, str]:
+    """Those that describe a new shadow. A field counts more than the property that means the same.
+
+    :raises Refused, Invalid: a value is not valid, or names another source.
+    """
+    having = {HOLDS: "true", **properties(given.get("properties"))}
+    if SOURCE in having and topic_name.parse(having[SOURCE]) != source:
+        raise Refused(412, f"property {SOURCE} is {having[SOURCE]!r}, and the path names {source}: leave it out")
+    if "holdSourceLedgers" in given:
+        holds = given["holdSourceLedgers"]
+        if not isinstance(holds, bool):
+            raise Refused(400, f"holdSourceLedgers is {holds!r}: expected true or false")
+        having[HOLDS] = str(holds).lower()
+    if "autoResetBacklogEntries" in given:
+        behind = given["autoResetBacklogEntries"]
+        if not isinstance(behind, int) or isinstance(behind, bool):
+            raise Refused(400, f"autoResetBacklogEntries is {behind!r}: expected a whole number")
+        having.pop(RESETS, None)
+        having |= {RESETS: str(behind)} if behind else {}
+    return having
 
 
 async def remove(request: web.Request) -> web.Response:
@@ -134,7 +158,9 @@ async def _delete(request: web.Request, shadow: TopicName, *, force: bool) -> No
 
 async def _source(request: web.Request, advice: str = "") -> TopicName:
     """The topic in the path. :raises Refused: it does not exist, or is a partition, or stores nothing."""
-    name, catalog = topic_of(request), state(request).catalog
+    name, catalog = any_topic_of(request), state(request).catalog
+    if not name.is_persistent:
+        raise Refused(412, f"{name} stores no messages: shadows and their sources are persistent topics")
     if name.partition >= 0:
         raise Refused(412, f"{name} is a partition: its whole topic, {name.base}, has shadows")
     if await catalog.partitioned.find(name) is None and await catalog.topics.find(name) is None:
