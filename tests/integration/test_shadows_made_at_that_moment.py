@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
+from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import CatalogError
 from meridian_broker.metadata.policy_values import InactiveTopics
@@ -28,6 +29,7 @@ from support.worlds.brokers_of_a_region import ServingBroker, Two, two_serving
 ACTOR: ContextVar[Actor | None] = ContextVar("actor", default=None)
 MOST = 60
 """Orders that one test tries."""
+PREFIXES = count()
 OPERATIONS = ("get", "get_many", "put", "delete", "children", "scan", "transact")
 
 
@@ -135,9 +137,16 @@ class World(NamedTuple):
         return found[0], found[1], [path for path in paths if "/told/" not in path]
 
 
+@pytest.fixture(params=["sqlite", "etcd"])
+def etcd_url(request: pytest.FixtureRequest) -> str:
+    """Empty: the metadata store is a file."""
+    return str(request.getfixturevalue("etcd_server").url) if request.param == "etcd" else ""
+
+
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with two_serving(tmp_path, parse("of-a")) as both:
+async def world(etcd_url: str, tmp_path: Path) -> AsyncIterator[World]:
+    store = await EtcdMetadataStore.connect(etcd_url, f"meridian/{next(PREFIXES)}") if etcd_url else None
+    async with two_serving(tmp_path, parse("of-a"), store) as both:
         for broker in (both.a, both.b):
             broker.catalog._access.store = InTurn(broker.catalog._access.store)
         yield World(both, count())
