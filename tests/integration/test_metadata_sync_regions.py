@@ -246,3 +246,38 @@ def test_a_partitioned_shadow_stays_in_its_region(regions: RegionsProcess) -> No
     # Partitions that the other region adds to the source reach the shadow.
     write(regions, "eu", "POST", f"{topics}/orders/partitions", 3)
     wait_until(lambda: get(regions, "us", f"{topics}/view/partitions")["partitions"] == 3, "the shadow to follow")
+
+
+def test_deleting_a_shadow_leaves_what_another_region_set_on_a_topic_of_its_name(regions: RegionsProcess) -> None:
+    """They go by name; a shadow exists in one region only, and what was set there ends with it."""
+    topics = "/admin/v2/persistent/public/default"
+    for region in REGIONS:
+        scopes = "tenants,namespaces,topicPolicies,permissions"
+        write(regions, region, "POST", f"/admin/v2/brokers/configuration/metadataSyncScopes/{scopes}")
+
+    def is_followed() -> bool:
+        return all("permissions" in (status(regions, region) or {})["scopes"] for region in REGIONS)
+
+    wait_until(is_followed, "both regions to have the new scopes")
+    for kind, partitions in (("plain", 0), ("parted", 2)):
+        source, view, path = f"of-{kind}", f"view-{kind}", "/partitions" if partitions else ""
+        body = (partitions,) if partitions else ()
+        write(regions, "us", "PUT", f"{topics}/{source}{path}", *body)
+        write(regions, "us", "POST", f"{topics}/{source}/shadowTopics", f"persistent://public/default/{view}")
+        write(regions, "eu", "PUT", f"{topics}/{view}{path}", *body)
+        write(regions, "eu", "POST", f"{topics}/{view}/maxProducers", 7)
+        write(regions, "eu", "POST", f"{topics}/{view}/permissions/of-eu", ["consume"])
+        write(regions, "us", "POST", f"{topics}/{view}/maxConsumers", 8)
+        write(regions, "us", "POST", f"{topics}/{view}/permissions/of-us", ["consume"])
+
+        def has(view: str, *, of_us: bool) -> bool:
+            roles = {"of-eu", "of-us"} if of_us else {"of-eu"}
+            return all(
+                get(regions, region, f"{topics}/{view}/permissions").keys() == roles for region in REGIONS
+            ) and get(regions, "eu", f"{topics}/{view}/maxConsumers") == (8 if of_us else None)
+
+        wait_until(lambda view=view: has(view, of_us=True), "both regions to have all of it")
+        write(regions, "us", "DELETE", f"{topics}/{view}{path}")
+        wait_until(lambda: is_synced(regions), "the regions to be in step")
+        wait_until(lambda view=view: has(view, of_us=False), "what us had set to be gone, and eu's to be left")
+        assert get(regions, "eu", f"{topics}/{view}/maxProducers") == 7

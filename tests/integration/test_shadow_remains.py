@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import AlreadyExists, NotFound
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord
-from meridian_broker.metadata.store import MetadataUnavailable
+from meridian_broker.metadata.store import Check, Delete, MetadataUnavailable, Put
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.errors import NotAllowed, TopicError, TopicInUse, TopicNotFound
 from meridian_broker.topics.lifecycle import opening
@@ -47,25 +47,33 @@ async def refused(work: Awaitable[object]) -> Exception | None:
 
 
 class Gate:
-    """Holds an operation of the metadata store until it is opened, or fails it."""
+    """Holds what writes or deletes a path in the metadata until it is opened, or fails it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, store: Any, what: str, path: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, store: Any, what: type[Put | Delete], path: str) -> None:
         self.reached, self.open = asyncio.Event(), asyncio.Event()
-        self._path = path
-        self._really = getattr(store, what)
+        self._what, self._path = what, path
+        self._put, self._transact = store.put, store.transact
         self.fails = False
         """It is done, and its answer is lost."""
-        monkeypatch.setattr(store, what, self._do)
+        monkeypatch.setattr(store, "put", self._do_put)
+        monkeypatch.setattr(store, "transact", self._do_transact)
 
-    async def _do(self, path: str, *rest: Any, **more: Any) -> Any:
-        if path != self._path or self.open.is_set():
-            return await self._really(path, *rest, **more)
+    async def _do_put(self, path: str, value: bytes, **more: Any) -> Any:
+        return await self._do([Put(path, value)], lambda: self._put(path, value, **more))
+
+    async def _do_transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Any:
+        return await self._do(operations, lambda: self._transact(checks, operations))
+
+    async def _do(self, operations: Sequence[Put | Delete], really: Callable[[], Awaitable[Any]]) -> Any:
+        is_meant = any(isinstance(one, self._what) and one.path == self._path for one in operations)
+        if not is_meant or self.open.is_set():
+            return await really()
         self.reached.set()
         if self.fails:
-            await self._really(path, *rest, **more)
+            await really()
             raise MetadataUnavailable("the answer was lost")
         await self.open.wait()
-        return await self._really(path, *rest, **more)
+        return await really()
 
 
 @pytest.fixture
@@ -104,7 +112,7 @@ async def test_a_record_left_behind_does_not_make_a_shadow_of_an_ordinary_topic(
 async def test_a_name_is_free_after_a_shadow_could_not_be_made(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, opener = Gate(monkeypatch, store(broker), "put", keys.shadow(V)), broker.service.opener
+    gate, opener = Gate(monkeypatch, store(broker), Put, keys.shadow(V)), broker.service.opener
     gate.fails = True
     with pytest.raises(MetadataUnavailable):
         await make(opener)
@@ -127,13 +135,14 @@ async def test_deleting_a_shadow_again_removes_what_the_first_time_left(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await make(broker.service.opener)
-    gate, opener = Gate(monkeypatch, store(broker), "delete", keys.shadow(V)), broker.service.opener
+    opener, really = broker.service.opener, store(broker).transact
 
-    async def lost(path: str, **_: Any) -> bool:
-        raise MetadataUnavailable("the metadata do not answer")
+    async def lost(checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Any:
+        if operations == [Delete(keys.shadow(V))]:
+            raise MetadataUnavailable("the metadata do not answer")
+        return await really(checks, operations)
 
-    monkeypatch.setattr(gate, "_really", lost)
-    gate.open.set()
+    monkeypatch.setattr(store(broker), "transact", lost)
     with pytest.raises(MetadataUnavailable):
         await removal.delete(opener, V, force=False)
     monkeypatch.undo()
@@ -180,11 +189,11 @@ async def test_a_change_does_not_bring_a_deleted_shadow_back(
     opener = broker.service.opener
     await make(opener)
     await make(opener, shadow=U)
-    really = store(broker).delete
+    really = store(broker).transact
 
-    async def slow(path: str, **more: Any) -> bool:
-        done = bool(await really(path, **more))
-        if path == keys.shadow(V):
+    async def slow(checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Any:
+        done = await really(checks, operations)
+        if operations == [Delete(keys.shadow(V))]:
             change = (
                 shadow_topics.set_list(opener, T, [str(U)])
                 if what == "the list"
@@ -193,7 +202,7 @@ async def test_a_change_does_not_bring_a_deleted_shadow_back(
             await refused(change)
         return done
 
-    monkeypatch.setattr(store(broker), "delete", slow)
+    monkeypatch.setattr(store(broker), "transact", slow)
     await removal.delete(opener, V, force=False)
     assert await records(store(broker)) == [keys.shadow(U)]
     assert shadow_topics.listed(broker.catalog.shadows, T) == [str(U)]
@@ -203,7 +212,7 @@ async def test_of_deleting_a_source_and_making_a_shadow_of_it_one_is_refused(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opener = broker.service.opener
-    gate = Gate(monkeypatch, store(broker), "put", keys.shadow(V))
+    gate = Gate(monkeypatch, store(broker), Put, keys.shadow(V))
     making = asyncio.ensure_future(refused(make(opener)))
     await gate.reached.wait()
     deleting = asyncio.ensure_future(refused(removal.delete(opener, T, force=True)))
@@ -217,17 +226,25 @@ async def test_of_deleting_a_source_and_making_a_shadow_of_it_one_is_refused(
     assert [one is None for one in found].count(True) == 1, found
 
 
-async def test_a_source_that_only_shadows_use_is_not_removed_as_unused(tmp_path: Path) -> None:
+async def test_neither_a_shadow_nor_its_source_is_removed_as_unused(tmp_path: Path) -> None:
+    """Even if the shadow's own policy says so: who made it deletes it."""
     settings = {"brokerDeleteInactiveTopicsMaxInactiveDurationSeconds": 1, "brokerDeleteInactiveTopicsEnabled": "true"}
     async with broker_inside(tmp_path, **settings) as broker:
         opener = broker.service.opener
         for name in (T, U):
             await opener.topic(name, create=True)
         await make(opener)
+        policy = {"inactiveTopicDeleteMode": "delete_when_no_subscriptions", "maxInactiveDurationSeconds": 1}
+        for name in (U, V):
+            await broker.catalog.topic_policies.set_policy(
+                name, "inactive_topic_policies", {**policy, "deleteWhileInactive": True}
+            )
         for topic in broker.service.topics.values():
+            topic.follow(opener.parts.rules(parse(topic.name)))
             topic.last_used_ms -= 10_000
         await unused.remove_unused(opener)
         assert set(broker.service.topics) == {str(T), str(V)}
+        assert keys.shadow(V) in await records(store(broker))
 
 
 # -- two brokers ---------------------------------------------------------------------------------------------------
@@ -260,7 +277,7 @@ async def two(tmp_path: Path) -> AsyncIterator[Views]:
 async def test_of_two_brokers_that_make_a_shadow_of_one_name_one_is_refused(
     two: Views, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch, two.store, "put", keys.shadow(two.view))
+    gate = Gate(monkeypatch, two.store, Put, keys.shadow(two.view))
     slow = asyncio.ensure_future(refused(make(two.b.service.opener, two.second, two.view)))
     await gate.reached.wait()
     monkeypatch.undo()
@@ -277,7 +294,7 @@ async def test_a_shadow_made_again_while_its_predecessor_is_deleted_stays_one(
 ) -> None:
     await make(two.a.service.opener, T, two.view)
     monkeypatch.setattr(opening, "MAKING_MS", -1)  # the record is an old one
-    gate = Gate(monkeypatch, two.store, "delete", keys.shadow(two.view))
+    gate = Gate(monkeypatch, two.store, Delete, keys.shadow(two.view))
     going = asyncio.ensure_future(removal.delete(two.b.service.opener, two.view, force=True))
     await gate.reached.wait()
     making = await refused(make(two.a.service.opener, two.second, two.view))
@@ -292,7 +309,7 @@ async def test_a_shadow_made_again_while_its_predecessor_is_deleted_stays_one(
 async def test_a_source_deleted_at_another_broker_meanwhile_gets_no_shadow(
     two: Views, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch, two.store, "put", keys.shadow(two.view))
+    gate = Gate(monkeypatch, two.store, Put, keys.shadow(two.view))
     making = asyncio.ensure_future(refused(make(two.b.service.opener, T, two.view)))
     await gate.reached.wait()
     await removal.delete(two.a.service.opener, T, force=True)
@@ -306,7 +323,7 @@ async def test_nothing_is_left_of_a_shadow_that_was_being_opened_when_it_was_del
 ) -> None:
     opener = two.b.service.opener
     await make(two.a.service.opener, T, two.view)
-    gate = Gate(monkeypatch, two.store, "put", f"{keys.shadow_needs(T)}/told/{keys.escape(str(two.view))}")
+    gate = Gate(monkeypatch, two.store, Put, f"{keys.shadow_needs(T)}/told/{keys.escape(str(two.view))}")
     opening_it = asyncio.ensure_future(refused(opened(opener, two.view)))
     await gate.reached.wait()
     deleting = asyncio.ensure_future(refused(removal.delete(opener, two.view, force=True)))

@@ -144,18 +144,17 @@ def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> 
     make(broker, "taken", "taken-view")
     with pytest.raises(pulsar.NotAllowedError):
         client.create_producer("taken-view")
-    for method, path in (
-        ("POST", "terminate"),
-        ("DELETE", "truncate"),
-        ("PUT", "compaction"),
-    ):
+    for method, path in (("POST", "terminate"), ("DELETE", "truncate"), ("PUT", "compaction")):
         answer = broker.http(method, f"{BASE}/taken-view/{path}")
         assert answer.status == 405 and full("taken") in answer.reason, answer.text
     client.subscribe("taken-view", "s").close()
     with pytest.raises(pulsar.NotAllowedError):
         client.subscribe("taken-view", "r", replicate_subscription_state_enabled=True)
     switch = f"{BASE}/taken-view/subscription/s/replicatedSubscriptionStatus"
-    assert broker.http("POST", switch, True).status == 412  # for a topic of one region, as for any
+    mode = "/meridian/v1/subscriptions/persistent/public/default/taken-view/s/mode"
+    for path, wanted in ((switch, True), (mode, {"replicated": True})):
+        answer = broker.http("POST", path, wanted)
+        assert answer.status == 405 and f"replicate subscriptions of {full('taken')}" in answer.reason, answer.text
     assert broker.http("PUT", f"{BASE}/taken-view/subscription/r?replicated=true").status == 405
     schemas = "/admin/v2/schemas/public/default/taken-view/schema"
     assert broker.http("POST", schemas, {"type": "STRING", "schema": ""}).status == 405

@@ -127,14 +127,17 @@ class Two(NamedTuple):
 
     a: ServingBroker
     b: ServingBroker
-    metadata: SqliteMetadataStore
+    metadata: MetadataStore
     ledgers: MemoryLedgerStore
 
 
 @contextlib.asynccontextmanager
-async def two_serving(directory: Path, name: TopicName) -> AsyncIterator[Two]:
-    """Two brokers that know each other; the first one owns the topic."""
-    metadata = await SqliteMetadataStore.open(directory / "metadata")
+async def two_serving(directory: Path, name: TopicName, store: MetadataStore | None = None) -> AsyncIterator[Two]:
+    """Two brokers that know each other; the first one owns the topic.
+
+    :param store: None: a file in the directory.
+    """
+    metadata = store or await SqliteMetadataStore.open(directory / "metadata")
     loop = asyncio.get_running_loop()
     ledgers = MemoryLedgerStore(schedule=lambda work: loop.call_soon(work))
     async with serving("a", metadata, ledgers) as a, serving("b", metadata, ledgers) as b:

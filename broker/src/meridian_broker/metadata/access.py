@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from meridian_broker.metadata import keys
-from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, NotEmpty, NotFound
+from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, NotEmpty, NotFound, Overtaken
 from meridian_broker.metadata.limits import MAX_OPERATIONS
 from meridian_broker.metadata.records import decode
-from meridian_broker.metadata.store import Change, Check, Delete, MetadataError, MetadataStore, Put, Record
+from meridian_broker.metadata.store import ABSENT, Change, Check, Delete, MetadataError, MetadataStore, Put, Record
 from meridian_broker.metadata.trees import BASE, Leaves, Tree
 from meridian_broker.metadata.view import Changed, View, split
 from meridian_broker.positions.clock import HybridClock, Stamp
@@ -148,6 +148,13 @@ class Access:
         self.news += 1
         self.scans += 1
         self.view = view
+
+    async def expect(self, checks: Sequence[Check]) -> None:
+        """:raises Overtaken: not all of these hold, which may be why a transaction with them failed."""
+        found = await self.store.get_many([check.path for check in checks])
+        for check, record in zip(checks, found, strict=True):
+            if (ABSENT if record is None else record.version) != check.version:
+                raise Overtaken(f"{check.path} was changed meanwhile: repeat the request")
 
     async def retry(self, doing: str, attempt: Callable[[], Awaitable[T | None]]) -> T:
         """Repeat an attempt until it returns something other than None.

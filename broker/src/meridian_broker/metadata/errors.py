@@ -30,5 +30,9 @@ class QuotaReached(CatalogError):
     """There is no room for it. Delete something, or raise the limit."""
 
 
+class Overtaken(CatalogError):
+    """What the change was to be based on has changed, so nothing was written. Look again, and decide again."""
+
+
 class Contended(CatalogError):
     """Other writers kept changing the same value during all attempts. Retry later."""

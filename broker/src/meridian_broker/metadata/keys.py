@@ -43,6 +43,7 @@ BROKERS: Final = "/local/brokers"
 OFFLOADED: Final = "/local/offloaded"
 SHADOWS: Final = "/local/shadows"
 SHADOW_NEEDS: Final = "/local/shadow-needs"
+SOURCE_DELETIONS: Final = "/local/source-deletions"
 SETTINGS: Final = "/local/settings"
 """The brokers' settings that were changed at run time."""
 ROOM: Final = "/local/room"
@@ -170,6 +171,11 @@ def shadow_needs(source: TopicName) -> str:
     """The folder of what shadows need of a topic, or of all partitions of one."""
     folder = f"{SHADOW_NEEDS}/{_topic(source.base)}"
     return folder if source.partition < 0 else f"{folder}/{source.partition}"
+
+
+def source_deletion(source: TopicName) -> str:
+    """Written by a broker that is about to delete a topic, removed by one that makes a shadow of it."""
+    return f"{SOURCE_DELETIONS}/{_topic(source.base)}"
 
 
 def offloaded(ledger_id: int) -> str:

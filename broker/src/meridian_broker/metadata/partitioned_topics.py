@@ -6,14 +6,14 @@ A topic and a partitioned topic of the same name exclude each other (``topic_cat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access, check_namespace
 from meridian_broker.metadata.deletions import Deletion, Deletions
 from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, NotFound
-from meridian_broker.metadata.policies_of_topics import forget_policies
+from meridian_broker.metadata.policies_of_topics import forget_own_policies, forget_policies
 from meridian_broker.metadata.records import PartitionedTopicRecord, decode, encode
 from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataFull, Put, VersionConflict
 from meridian_broker.metadata.topic_listing import Listing, inhabited, list_topics
@@ -83,9 +83,12 @@ class PartitionedTopics:
         partitions: int,
         properties: Mapping[str, str] | None = None,
         created: Stamp | None = None,
+        also: Sequence[Check] = (),
     ) -> PartitionedTopicRecord:
         """
         :param created: the stamp of its creation in another region; None: it is created here and now.
+        :param also: must hold at the same time.
+        :raises Overtaken: something in ``also`` does not.
         :raises AlreadyExists: there is a topic of that name, partitioned or not.
         :raises NotFound: its namespace does not exist.
         :raises Invalid: the number is out of range, or the name is that of a partition.
@@ -107,8 +110,11 @@ class PartitionedTopics:
                 Check(keys.namespace(topic.namespace_name), namespace.version),
                 Check(path, ABSENT),
                 Check(plain, ABSENT),
+                *also,
             ]
             done = await self._access.store.transact(checks, [Put(path, encode(made.to_json(), stamp))])
+            if done is None:
+                await self._access.expect(also)
             return made if done else None
 
         return await self._access.retry(f"creating {topic}", attempt)
@@ -178,10 +184,15 @@ class PartitionedTopics:
         return await self._access.retry(f"growing {topic}", attempt)
 
     async def change(
-        self, topic: TopicName, changing: Callable[[PartitionedTopicRecord], PartitionedTopicRecord]
+        self,
+        topic: TopicName,
+        changing: Callable[[PartitionedTopicRecord], PartitionedTopicRecord],
+        also: Sequence[Check] = (),
     ) -> None:
         """Change its properties; ``changing`` may run several times, and must not change the number of partitions.
 
+        :param also: must hold at the same time.
+        :raises Overtaken: something in ``also`` does not.
         :raises NotFound: the partitioned topic does not exist.
         """
         path = keys.partitioned_topic(topic)
@@ -192,18 +203,23 @@ class PartitionedTopics:
                 raise NotFound(f"partitioned topic {topic} does not exist")
             wanted = changing(PartitionedTopicRecord.from_json(value, before))
             put = Put(path, encode(wanted.to_json(), self._access.stamp(before)))
-            return True if await self._access.store.transact([Check(path, version)], [put]) else None
+            if await self._access.store.transact([Check(path, version), *also], [put]):
+                return True
+            await self._access.expect(also)
+            return None
 
         await self._access.retry(f"changing {topic}", attempt)
 
-    async def begin_deletion(self, topic: TopicName, stamp: Stamp) -> None:
+    async def begin_deletion(self, topic: TopicName, stamp: Stamp, also: Sequence[Check] = ()) -> None:
         """Make it count as deleted from now on, even if ``delete`` is never reached.
 
+        :param also: must hold at the same time.
+        :raises Overtaken: something in ``also`` does not.
         :raises NotFound: it does not exist.
         :raises MetadataFull: the deletion did not begin.
         """
         try:
-            await self.change(topic, lambda record: replace(record, deleting=str(stamp)))
+            await self.change(topic, lambda record: replace(record, deleting=str(stamp)), also)
         except MetadataFull:  # etcd also refuses the very write that filled it, after executing it
             record = await self.on_record(topic)
             if record is None or record.deleting != str(stamp):
@@ -215,7 +231,7 @@ class PartitionedTopics:
 
     async def forget(self, topic: TopicName) -> None:
         """As ``delete``, but without recording the deletion: as ``Topics.forget``."""
-        await forget_policies(self._access, topic, self._access.stamp(None))
+        await forget_own_policies(self._access, topic)
         await self.take_back(topic)
 
     async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:

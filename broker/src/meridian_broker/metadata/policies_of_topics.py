@@ -7,7 +7,7 @@ served, wherever and whenever it arrives. So removing it is only tidying up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from meridian_broker.metadata import keys
@@ -70,20 +70,31 @@ async def forget_policies(access: Access, topic: TopicName, deleted: Stamp) -> N
     Those that were set here while it was being deleted are removed as well; what other regions set later belongs to the
     next topic of that name.
     """
-    for path in (keys.topic_policies(topic), keys.topic_permissions(topic)):
-        await _forget_below(access, path, topic, deleted)
-
-
-async def _forget_below(access: Access, path: str, topic: TopicName, deleted: Stamp) -> None:
     now = access.stamp(deleted)
 
-    def goes(tree: Tree, leaf: str) -> bool:
-        stamp = tree.stamp(leaf) or ZERO
+    def goes(stamp: Stamp) -> bool:
         return stamp <= deleted or (stamp.region == access.region and stamp <= now)
 
+    await _forget_below(access, topic, deleted, goes)
+
+
+async def forget_own_policies(access: Access, topic: TopicName) -> None:
+    """As ``forget_policies``, of a topic that no other region had. What another region set belongs to a topic of its
+    own that has the same name."""
+    await _forget_below(access, topic, access.stamp(None), lambda stamp: stamp.region in ("", access.region))
+
+
+async def _forget_below(access: Access, topic: TopicName, deleted: Stamp, goes: Callable[[Stamp], bool]) -> None:
+    for path in (keys.topic_policies(topic), keys.topic_permissions(topic)):
+        await _forget_leaves(access, path, topic, deleted, goes)
+
+
+async def _forget_leaves(
+    access: Access, path: str, topic: TopicName, deleted: Stamp, goes: Callable[[Stamp], bool]
+) -> None:
     async def attempt() -> bool | None:
         tree = await access.tree(path)
-        leaves = sorted(leaf for leaf in tree.records if goes(tree, leaf))
+        leaves = sorted(leaf for leaf in tree.records if goes(tree.stamp(leaf) or ZERO))
         for begin in range(0, len(leaves), DELETED_TOGETHER):
             if not await _forget(access, tree, leaves[begin : begin + DELETED_TOGETHER], deleted):
                 return None

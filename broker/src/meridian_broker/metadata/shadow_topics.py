@@ -12,18 +12,18 @@ whether a topic that is about to be opened is a shadow, is read from the store (
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access
-from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound, Overtaken
 from meridian_broker.metadata.policy_values import EXACT
 from meridian_broker.metadata.records import decode, encode
 from meridian_broker.metadata.rules import Rules
-from meridian_broker.metadata.store import ABSENT, MetadataError, Record, VersionConflict
+from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataError, Put, Record, VersionConflict
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -240,10 +240,11 @@ class ShadowTopics:
     def all(self) -> list[ShadowRecord]:
         return list(self._records.values())
 
-    async def create(self, record: ShadowRecord, replaced: ShadowRecord | None = None) -> None:
-        """Write the record of a new shadow.
+    async def create(self, record: ShadowRecord, replaced: ShadowRecord | None = None) -> Check:
+        """Write the record of a new shadow. A deletion of its source that is not on record yet fails (``announce``).
 
         :param replaced: a record without a topic, in whose place it goes.
+        :returns: what holds as long as the record is as written.
         :raises AlreadyExists: another broker writes one, too.
         :raises MetadataError: it may be written.
         """
@@ -251,12 +252,13 @@ class ShadowTopics:
         stored = None if replaced is None else await self._access.store.get(path)
         if stored is not None and _read(path, stored) != replaced:
             raise AlreadyExists(f"{record.shadow} has just been made by another broker")
-        try:
-            expected = ABSENT if stored is None else stored.version
-            await self._access.store.put(path, encode(record.to_json()), expected=expected)
-        except VersionConflict:
-            raise AlreadyExists(f"{record.shadow} is being made a shadow by another broker") from None
+        is_as_read = Check(path, ABSENT if stored is None else stored.version)
+        writes: list[Put | Delete] = [Put(path, encode(record.to_json())), Delete(keys.source_deletion(record.source))]
+        done = await self._access.store.transact([is_as_read], writes)
+        if done is None:
+            raise AlreadyExists(f"{record.shadow} is being made a shadow by another broker")
         self._learn(record)
+        return Check(path, done.version)
 
     async def change(
         self,
@@ -296,18 +298,33 @@ class ShadowTopics:
 
         :raises MetadataError: it may still be there.
         """
+        await self._delete(record, ())
+
+    async def delete_left(self, record: ShadowRecord) -> None:
+        """As ``delete``, but only while there is no topic of its name: a creation or a deletion was interrupted. If the
+        topic is about to be made after all, that fails, because its record as a shadow is gone.
+
+        :raises MetadataError: it may still be there.
+        """
+        name = record.shadow
+        await self._delete(record, [Check(keys.topic(name), ABSENT), Check(keys.partitioned_topic(name), ABSENT)])
+
+    async def _delete(self, record: ShadowRecord, also: Sequence[Check]) -> None:
         path, shadow = keys.shadow(record.shadow), str(record.shadow)
 
         async def attempt() -> bool | None:
             stored = await self._access.store.get(path)
             if stored is not None and not _read(path, stored).is_same(record):
                 return False
+            if stored is None:
+                return True
+            if await self._access.store.transact([Check(path, stored.version), *also], [Delete(path)]):
+                return True
             try:
-                if stored is not None:
-                    await self._access.store.delete(path, expected=stored.version)
-            except VersionConflict:
-                return None
-            return True
+                await self._access.expect(also)
+            except Overtaken:
+                return False
+            return None
 
         if not await self._access.retry(f"deleting shadow {shadow}", attempt):
             return
@@ -319,6 +336,17 @@ class ShadowTopics:
         for path, _ in await self._access.store.scan(needs + "/"):
             if is_last or path.rpartition("/")[2] == name:
                 await self._access.store.delete(path)
+
+    async def announce(self, source: TopicName) -> Check:
+        """This broker is about to delete a topic, and looks for shadows of it after this. While the answer holds, no
+        broker has written the record of another one."""
+        path = keys.source_deletion(source)
+        return Check(path, await self._access.store.put(path, b"{}"))
+
+    async def withdraw(self, announced: Check) -> None:
+        """The topic was deleted, or was not. If nobody is told, what was written is overwritten by the next one."""
+        with suppress(MetadataError):
+            await self._access.store.delete(announced.path, expected=announced.version)
 
 
 def _read(path: str, record: Record) -> ShadowRecord:

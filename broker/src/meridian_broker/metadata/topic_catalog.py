@@ -6,17 +6,17 @@ A topic and a partitioned topic of the same name exclude each other.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access
 from meridian_broker.metadata.deletions import Deletion, Deletions
-from meridian_broker.metadata.errors import AlreadyExists, NotFound
+from meridian_broker.metadata.errors import AlreadyExists, NotFound, Overtaken
 from meridian_broker.metadata.limits import MAX_OPERATIONS
-from meridian_broker.metadata.policies_of_topics import forget_policies
+from meridian_broker.metadata.policies_of_topics import forget_own_policies, forget_policies
 from meridian_broker.metadata.records import PartitionedTopicRecord
-from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
+from meridian_broker.metadata.store import ABSENT, Check, Delete, Put, VersionConflict
 from meridian_broker.metadata.topic_listing import Listing, inhabited, list_topics
 from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions.clock import Stamp
@@ -109,12 +109,20 @@ class Topics:
         return sorted(found, key=lambda name: name.partition)
 
     async def create(
-        self, topic: TopicName, record: TopicRecord | None = None, *, growing_to: int = 0, is_found: bool = False
+        self,
+        topic: TopicName,
+        record: TopicRecord | None = None,
+        *,
+        growing_to: int = 0,
+        is_found: bool = False,
+        also: Sequence[Check] = (),
     ) -> tuple[TopicRecord, int]:
         """Create it with its incarnation filled in; returns the record and its version.
 
         :param growing_to: number of partitions that its partitioned topic is about to have.
         :param is_found: its ledgers are on the volume, so it may be recorded before its partitioned topic.
+        :param also: must hold at the same time.
+        :raises Overtaken: something in ``also`` does not.
         :raises AlreadyExists: a topic or partitioned topic of that name exists.
         :raises NotFound: its namespace does not exist, or its partitioned topic has no such partition.
         """
@@ -137,7 +145,8 @@ class Topics:
                 Check(path, ABSENT),
                 Check(partitioned, ABSENT),
             ]
-            if not await self._access.store.transact(checks, [Put(path, made.encode())]):
+            if not await self._access.store.transact([*checks, *also], [Put(path, made.encode())]):
+                await self._access.expect(also)
                 return None
             found = await self._access.store.get(path)
             if found is None:
@@ -188,12 +197,23 @@ class Topics:
                 for name in some:
                     self.on_change(name, True)
 
-    async def put(self, topic: TopicName, record: TopicRecord, expected: int) -> int:
-        """Replace the record at version ``expected``; returns the new version.
+    async def put(self, topic: TopicName, record: TopicRecord, expected: int, also: Sequence[Check] = ()) -> int:
+        """Replace the record at version ``expected``, if every check in ``also`` holds at the same time; returns the
+        new version.
 
         :raises VersionConflict: another broker wrote it, so the caller no longer owns the topic.
+        :raises Overtaken: the version is still there, and something in ``also`` does not hold.
         """
-        return await self._access.store.put(keys.topic(topic), record.encode(record.stamp), expected=expected)
+        path, value = keys.topic(topic), record.encode(record.stamp)
+        if not also:
+            return await self._access.store.put(path, value, expected=expected)
+        done = await self._access.store.transact([Check(path, expected), *also], [Put(path, value)])
+        if done is None:
+            found = await self._access.store.get(path)
+            if found is not None and found.version == expected:
+                raise Overtaken(f"{topic} was not changed, because something else was: repeat the request")
+            raise VersionConflict(f"{path} is not at version {expected} any more")
+        return done.version
 
     async def delete(
         self, topic: TopicName, stamp: Stamp | None = None, ends: Mapping[str, Position] | None = None
@@ -226,7 +246,7 @@ class Topics:
         """As ``delete``, but without recording the deletion: no other region has heard of the topic, and one that has
         another topic of that name would follow it (R8)."""
         if topic.partition < 0:
-            await forget_policies(self._access, topic, self._access.stamp(None))
+            await forget_own_policies(self._access, topic)
         await self.take_back(topic)
 
     async def take_back(self, topic: TopicName) -> None:

@@ -12,7 +12,15 @@ from aiohttp import web
 
 from meridian_broker.admin.http.requests import Refused
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, NotEmpty, NotFound, QuotaReached
+from meridian_broker.metadata.errors import (
+    AlreadyExists,
+    Contended,
+    Invalid,
+    NotEmpty,
+    NotFound,
+    Overtaken,
+    QuotaReached,
+)
 from meridian_broker.metadata.limits import BadRequest
 from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, VersionConflict
 from meridian_broker.topics.errors import (
@@ -53,6 +61,7 @@ STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (AlreadyExists, 409),
     (NotEmpty, 409),
     (Contended, 409),
+    (Overtaken, 409),
     (VersionConflict, 409),
     (SubscriptionExists, 409),
     (CompactionRunning, 409),

@@ -21,6 +21,7 @@ from meridian_broker.admin.elsewhere.everywhere import QUESTION_SECONDS, SECONDS
 from meridian_broker.admin.export.rows import effective
 from meridian_broker.admin.http.requests import Refused, answer, body, part, state, topic_of
 from meridian_broker.admin.http.state import AdminState
+from meridian_broker.admin.pulsar.shadows import check_not_shadow
 from meridian_broker.admin.pulsar.subscriptions import named, replicate
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.metadata.errors import Invalid
@@ -71,6 +72,8 @@ async def mode(request: web.Request) -> web.Response:
         raise Invalid(
             'expected the body {"replicated": true} or {"replicated": false}, with "from" and "dryRun" if wanted'
         )
+    if wanted:
+        check_not_shadow(request, topic_of(request), "replicate subscriptions of")
     admin, source = state(request), given.get("from")
     found = await named(request)
     regions = admin.service.parts.regions_of(str(topic_of(request)))

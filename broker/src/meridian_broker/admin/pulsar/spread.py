@@ -159,8 +159,7 @@ async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
     if record.deleting is not None:
         stamp = Stamp.parse(record.deleting)
     elif name.is_persistent:
-        await removal.check_no_shadows(admin.service.opener, name)  # again: others were asked meanwhile
-        await admin.catalog.partitioned.begin_deletion(name, stamp)
+        await removal.begin_partitioned(admin.service.opener, name, stamp)
     asked = f"{path}?stamp={quote(str(stamp), safe='')}"
     telling = asyncio.create_task(ask_all(admin, others, "DELETE", asked, may_be_away=True))
     try:

@@ -23,10 +23,12 @@ from meridian_broker.admin.http.requests import (
     part,
     properties,
     state,
+    topic_of,
     truth,
 )
 from meridian_broker.admin.pulsar import replicators
 from meridian_broker.admin.pulsar.non_persistent import is_non_persistent, non_persistent
+from meridian_broker.admin.pulsar.shadows import check_not_shadow
 from meridian_broker.admin.pulsar.topics import opened
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import validation
@@ -205,6 +207,8 @@ async def set_replicated(request: web.Request) -> web.Response:
 
 async def replicate(request: web.Request, wanted: bool) -> None:
     """:raises Refused: the topic lives in this region alone."""
+    if wanted:
+        check_not_shadow(request, topic_of(request), "replicate subscriptions of")
     found = await named(request)
     if wanted and not state(request).service.parts.is_in_other_regions(found[0].topic.name):
         raise Refused(412, f"{found[0].topic.name} exists in this region only: replicate its namespace first")

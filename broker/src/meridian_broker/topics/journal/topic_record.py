@@ -19,7 +19,7 @@ from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.store import ABSENT, MetadataFull, MetadataUnavailable, VersionConflict
+from meridian_broker.metadata.store import ABSENT, Check, MetadataFull, MetadataUnavailable, VersionConflict
 from meridian_broker.metadata.topic_records import CompactedRecord, LedgerRecord, MendRecord, TopicRecord
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import Position
@@ -213,10 +213,14 @@ class TopicMetadata:
         async with self._lock:
             await self._write(self.record)
 
-    async def begin_deletion(self, stamp: Stamp, last_own: Position, last_origins: Mapping[str, Position]) -> None:
+    async def begin_deletion(
+        self, stamp: Stamp, last_own: Position, last_origins: Mapping[str, Position], also: Sequence[Check] = ()
+    ) -> None:
         """From here on the topic is deleted, even if the deletion is interrupted. Called again, it updates the ends.
 
         :param stamp: of the deletion, the same however often it is repeated: regions identify it by that.
+        :param also: must hold at the same time.
+        :raises Overtaken: something in ``also`` does not; the record is unchanged.
         :raises MetadataFull: the record is unchanged.
         :raises MetadataError: the record may have been written.
         """
@@ -224,18 +228,18 @@ class TopicMetadata:
         async with self._lock:
             record = replace(self.record, deleting=str(stamp), last_own=last_own, last_origins=ends)
             if record != self.record:
-                await self._write(record)
+                await self._write(record, also)
 
-    async def _write(self, record: TopicRecord) -> None:
+    async def _write(self, record: TopicRecord, also: Sequence[Check] = ()) -> None:
         """Write with retries: while the store is unreachable publishing waits, and no other owner can take the topic
         over.
 
-        :raises MetadataFull: the record is unchanged.
+        :raises MetadataFull, Overtaken: the record is unchanged.
         """
         unsure = False
         for attempt in range(ATTEMPTS + 1):
             try:
-                self._version = await self._catalog.topics.put(self._name, record, self._version)
+                self._version = await self._catalog.topics.put(self._name, record, self._version, also)
                 break
             except MetadataFull as error:
                 if await self._is_written(record):

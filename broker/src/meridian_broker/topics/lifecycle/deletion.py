@@ -9,7 +9,7 @@ Who deletes which topics, and when: see ``service/removal.py``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from meridian_broker.metadata.shadow_topics import SOURCE
@@ -21,20 +21,22 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
+    from meridian_broker.metadata.store import Check
     from meridian_broker.topics.lifecycle.parts import BrokerParts
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
 
 
-async def begin(topic: Topic, stamp: Stamp) -> None:
+async def begin(topic: Topic, stamp: Stamp, also: Sequence[Check] = ()) -> None:
     """Put on record that the topic is deleted. Its clients need not be gone.
 
-    :raises MetadataFull: it is not deleted.
+    :param also: must hold at the same time.
+    :raises MetadataFull, Overtaken: it is not deleted.
     :raises MetadataError: it may be deleted: the record has to be read again.
     """
     if topic.metadata is not None:
-        await topic.metadata.begin_deletion(stamp, topic.log.last_own, topic.log.last_origin)
+        await topic.metadata.begin_deletion(stamp, topic.log.last_own, topic.log.last_origin, also)
 
 
 async def destroy(parts: BrokerParts, topic: Topic, stamp: Stamp) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.metadata.deletions import Deletion
-from meridian_broker.metadata.errors import NotFound
+from meridian_broker.metadata.errors import NotFound, Overtaken
 from meridian_broker.metadata.shadow_topics import SOURCE
 from meridian_broker.metadata.store import MetadataFull
 from meridian_broker.positions import Stamp
@@ -31,6 +31,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 if TYPE_CHECKING:
     from meridian_broker.metadata.catalog import Catalog
     from meridian_broker.metadata.shadow_topics import ShadowRecord
+    from meridian_broker.metadata.store import Check
     from meridian_broker.topics.service.opener import TopicOpener
     from meridian_broker.topics.topic import Topic
 
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 SHOWN: Final = 20
 """Shadows named when their source is not deleted because of them."""
 
-Check = Callable[["Topic"], None]
+Objecting = Callable[["Topic"], None]
 """Raises if the topic may not be deleted."""
 Begun = Callable[[Stamp], None]
 """Called with the stamp of a deletion that is on record: other regions may be told while it is carried out."""
@@ -68,25 +69,36 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
             if not topics:
                 await forget_remains(opener, name)
                 raise TopicNotFound(f"topic {name} does not exist")
-            await check_no_shadows(opener, name)  # again, now that none is made here
-            shadow = await opener.parts.catalog.shadows.fetch(name) if name.partition < 0 else None
-            stamp = await new_stamp(opener, name)
-            await remove(opener, topics, check, stamp, begun)
+            async with without_shadows(opener, name) as also:  # now that none is made here
+                shadow = await opener.parts.catalog.shadows.fetch(name) if name.partition < 0 else None
+                stamp = await new_stamp(opener, name)
+                await remove(opener, topics, check, stamp, begun, also=also)
             if shadow is not None:
                 await opener.parts.catalog.shadows.delete(shadow)
         return stamp
     async with AsyncExitStack() as locks:
         await locks.enter_async_context(opener.registry.lock(str(name)))
-        await check_no_shadows(opener, name)
-        shadow = await opener.parts.catalog.shadows.fetch(name)
         names = await partition_names(opener, name)
         if not name.is_persistent:
             opener.registry.non_persistent.delete(names, force=force, partitioned=True)
             return await partitioned.delete(name)
+        await check_no_shadows(opener, name)
+        shadow = await opener.parts.catalog.shadows.fetch(name)
         topics = await hold(opener, names, locks)
         stamp = await new_stamp(opener, name)
-        await remove(opener, topics, check, stamp, begun, partitioned=name)
+        async with without_shadows(opener, name) as also:
+            await remove(opener, topics, check, stamp, begun, partitioned=name, also=also)
         return await forget_partitions(opener.parts.catalog, name, stamp, shadow)
+
+
+async def begin_partitioned(opener: TopicOpener, name: TopicName, stamp: Stamp) -> None:
+    """The first step of deleting a partitioned topic.
+
+    :raises TopicInUse: it has shadows, or gets one just now.
+    :raises NotFound: it does not exist.
+    """
+    async with without_shadows(opener, name) as also:
+        await opener.parts.catalog.partitioned.begin_deletion(name, stamp, also)
 
 
 async def forget_partitions(catalog: Catalog, name: TopicName, stamp: Stamp, shadow: ShadowRecord | None) -> Stamp:
@@ -127,19 +139,49 @@ async def forget_remains(opener: TopicOpener, name: TopicName) -> None:
     if record is None or opening.may_be_made(opener.parts, record):
         return
     if not await exists(opener, record.shadow):
-        await opener.parts.catalog.shadows.delete(record)
+        await opener.parts.catalog.shadows.delete_left(record)
+
+
+@contextlib.asynccontextmanager
+async def without_shadows(opener: TopicOpener, name: TopicName) -> AsyncIterator[Sequence[Check]]:
+    """A topic, or a partition of one, has no shadows: it may be deleted.
+
+    The only broker of a region makes none meanwhile, because the caller holds the topic's lock. In a region of several,
+    what this yields has to be checked by the very write that puts the deletion on record. A broker that makes a shadow
+    before that lets the check fail; one that does so later sees that the topic is deleted.
+
+    :raises TopicInUse: it has shadows, or another broker makes one just now.
+    """
+    shadows = opener.parts.catalog.shadows
+    if opener.parts.ownership.is_sole or name.partition >= 0:  # without this partition its topic is still a source
+        await check_no_shadows(opener, name)
+        yield ()
+        return
+    announced = await shadows.announce(name)
+    try:
+        await check_no_shadows(opener, name)
+        yield (announced,)
+    except Overtaken as error:
+        await check_no_shadows(opener, name)
+        raise TopicInUse(f"another broker deletes {name}, or makes a shadow of it, just now: repeat it") from error
+    finally:
+        await shadows.withdraw(announced)
 
 
 async def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
     """:raises TopicInUse: the topic, or the one that it is a partition of, has shadows."""
     if opener.parts.catalog.shadows.find(name) is not None and await is_shadow(opener, name.base):
         return  # it can have none
+    if name.partition >= 0:
+        base = await opener.parts.catalog.partitioned.on_record(name.base)
+        if base is not None and base.deleting is not None:
+            return  # it was decided for the whole topic
     if not opener.parts.ownership.is_sole:  # another broker may have made one just now
         await opener.parts.catalog.shadows.refresh()
     for record in opener.parts.catalog.shadows.of(name):
         if await exists(opener, record.shadow) or opening.may_be_made(opener.parts, record):
             break
-        await opener.parts.catalog.shadows.delete(record)
+        await opener.parts.catalog.shadows.delete_left(record)
     if shadows := opener.parts.catalog.shadows.of(name):
         listed = ", ".join(str(one.shadow) for one in shadows[:SHOWN])
         more = f" and {len(shadows) - SHOWN} more" if len(shadows) > SHOWN else ""
@@ -362,11 +404,12 @@ def clients(topic: Topic) -> int:
 async def remove(
     opener: TopicOpener,
     topics: list[Topic],
-    check: Check,
+    check: Objecting,
     stamp: Stamp,
     begun: Begun = _to_nobody,
     *,
     partitioned: TopicName | None = None,
+    also: Sequence[Check] = (),
 ) -> None:
     """The caller holds their locks.
 
@@ -375,7 +418,8 @@ async def remove(
 
     :param begun: called once for a partitioned topic, else for each topic.
     :param partitioned: they are the partitions of this topic, which is deleted: one write decides it for all of them.
-    :raises MetadataFull: topics whose deletion is not on record go on as before.
+    :param also: must hold when it is decided.
+    :raises MetadataFull, Overtaken: topics whose deletion is not on record go on as before.
     """
     for topic in topics:
         check(topic)
@@ -385,7 +429,7 @@ async def remove(
 
     async def remove_one(topic: Topic) -> None:
         if partitioned is None:
-            await _decide([topic], deletion.begin(topic, stamp))
+            await _decide([topic], deletion.begin(topic, stamp, also))
             begun(stamp)
         await opener.drop(topic)
         await deletion.destroy(opener.parts, topic, stamp)
@@ -394,7 +438,7 @@ async def remove(
     try:
         if partitioned is not None:
             opener.parts.unfinished.finish_later(partitioned)
-            await _decide(topics, opener.parts.catalog.partitioned.begin_deletion(partitioned, stamp))
+            await _decide(topics, opener.parts.catalog.partitioned.begin_deletion(partitioned, stamp, also))
             begun(stamp)
         await run_all(opener.parts.scheduler, [partial(remove_one, topic) for topic in topics], "delete a topic")
     finally:
@@ -407,13 +451,13 @@ async def remove(
 async def _decide(topics: list[Topic], write: Awaitable[None]) -> None:
     """Put the deletion of topics on record, and then close them.
 
-    :param write: raises ``MetadataFull`` if nothing was written; the topics go on then. After any other error nobody
-        knows whether they are deleted, so they are closed.
+    :param write: raises ``MetadataFull`` or ``Overtaken`` if nothing was written; the topics go on then. After any
+        other error nobody knows whether they are deleted, so they are closed.
     """
     going = topics
     try:
         await write
-    except MetadataFull:
+    except (MetadataFull, Overtaken):
         going = []
         raise
     finally:

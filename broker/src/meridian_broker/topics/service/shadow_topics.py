@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound, Overtaken
 from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord, made_as
-from meridian_broker.metadata.store import MetadataError
+from meridian_broker.metadata.store import Check, MetadataError
 from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.topics import validation
 from meridian_broker.topics.errors import (
@@ -91,17 +92,38 @@ async def _make(opener: TopicOpener, record: ShadowRecord, count: int, having: d
     left = await shadows.fetch(shadow)
     if left is not None and opening.may_be_made(opener.parts, left):
         raise AlreadyExists(f"{shadow} is being made a shadow of {left.source} by another broker")
-    await shadows.create(record, left)
+    is_on_record = await shadows.create(record, left)
     try:
-        # Another broker that deletes the source looks for shadows after this, or has deleted it before.
-        await _partitions_of_source(opener, record.source)
-        await _create_topic(opener, shadow, count, having)
-        if await shadows.fetch(shadow) is None:  # it took so long that another broker took it for a remainder
-            await shadows.create(record)
+        # Another broker that deletes the source finds this record, or has put the deletion on record before. The
+        # source may be of another kind since, and it may grow: a growth that comes later finds this record, too.
+        is_as_read = await _check_source(opener, record.source, count)
+        await _create_topic(opener, shadow, count, having, [is_on_record, *is_as_read])
+    except Overtaken as error:
+        await shadows.delete_left(record)
+        raise TopicFenced(
+            f"{record.source} was changed while {shadow} was made a shadow of it, or that took so long that another "
+            "broker gave it up: repeat the request"
+        ) from error
     except Exception:
-        if not await removal.is_shadow(opener, shadow):
-            await shadows.delete(record)
+        await shadows.delete_left(record)
         raise
+
+
+async def _check_source(opener: TopicOpener, source: TopicName, partitions: int) -> list[Check]:
+    """What has to hold for the number of partitions to be right.
+
+    :raises TopicNotFound, TopicFenced, Invalid: the source was deleted or changed since it was looked at.
+    """
+    if await _partitions_of_source(opener, source) != partitions:
+        raise TopicFenced(f"{source} has just got another number of partitions: repeat the request")
+    if (of := await opener.parts.catalog.shadows.fetch(source)) is not None:
+        raise Invalid(f"{source} is a shadow of {of.source}: name that one")
+    if not partitions:
+        return []
+    number, version = await opener.parts.catalog.partitioned.number(source)
+    if number != partitions:
+        raise TopicFenced(f"{source} has just got more partitions: repeat the request")
+    return [Check(keys.partitioned_topic(source), version)]
 
 
 async def as_stored(opener: TopicOpener) -> None:
@@ -116,13 +138,16 @@ async def _open(opener: TopicOpener, name: TopicName, *, create: bool) -> None:
         await opener.topic(name, create=create)
 
 
-async def _create_topic(opener: TopicOpener, shadow: TopicName, count: int, properties: dict[str, str]) -> None:
+async def _create_topic(
+    opener: TopicOpener, shadow: TopicName, count: int, properties: dict[str, str], also: Sequence[Check]
+) -> None:
+    """:raises Overtaken: something in ``also`` does not hold."""
     catalog = opener.parts.catalog
     if count:
-        await catalog.partitioned.create(shadow, count, properties)
+        await catalog.partitioned.create(shadow, count, properties, also=also)
         await catalog.topics.create_partitions(shadow, TopicRecord())
     else:
-        await catalog.topics.create(shadow, TopicRecord(properties=properties))
+        await catalog.topics.create(shadow, TopicRecord(properties=properties), also=also)
 
 
 def _check_names(opener: TopicOpener, record: ShadowRecord) -> None:
@@ -242,7 +267,7 @@ async def delete_shadows(opener: TopicOpener, source: TopicName, *, force: bool)
         try:
             await removal.delete(opener, record.shadow, force=force)
         except (NotFound, TopicNotFound):
-            await opener.parts.catalog.shadows.delete(record)
+            await opener.parts.catalog.shadows.delete_left(record)
 
 
 # -- looking after them --------------------------------------------------------------------------------------------
@@ -255,7 +280,7 @@ async def look_after(opener: TopicOpener) -> None:
             async with opener.registry.lock(str(record.shadow)):
                 if not await removal.exists(opener, record.shadow):
                     if not opening.may_be_made(opener.parts, record):
-                        await opener.parts.catalog.shadows.delete(record)
+                        await opener.parts.catalog.shadows.delete_left(record)
                     continue
             opener.parts.catalog.shadows.behind.add(record.shadow)
         except MetadataError as error:
@@ -269,6 +294,7 @@ async def follow_partitions(opener: TopicOpener, source: TopicName, owners: Owne
     :param owners: as in ``partition_growth.grow``. Without them nothing is tried again.
     :raises TopicFenced: one could not follow, in a region of several brokers.
     """
+    await as_stored(opener)  # another broker may have made one just now
     shadows = opener.parts.catalog.shadows
     shadows.behind |= {record.shadow for record in shadows.of(source)}
     await _catch_up(opener, owners)

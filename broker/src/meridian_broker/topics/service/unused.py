@@ -57,8 +57,10 @@ async def remove_unused(opener: TopicOpener) -> None:
                     if record is not None:
                         await locks.enter_async_context(opener.registry.lock(str(base)))
                     held = await removal.hold(opener, names, locks)
-                    await removal.check_no_shadows(opener, base)  # now that none is made here
-                    await removal.remove(opener, held, check, await removal.new_stamp(opener, base))
+                    stamp = await removal.new_stamp(opener, base)
+                    only = base if record is None else names[0]  # a partitioned topic stays on record, without any
+                    async with removal.without_shadows(opener, only) as also:  # now that none is made here
+                        await removal.remove(opener, held, check, stamp, also=also)
                 log.info("%s was unused and has been removed", base)
 
     await each(opener.parts.scheduler, found, str, remove)
@@ -77,7 +79,7 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
         or topic.is_quarantined
         or topic.subscription_registry.lost_records.in_doubt
         or topic.failure is not None
-        or any(one.from_source is None for one in topic.producers.values())
+        or topic.producers
         or topic.admission.is_expecting
         or removal.clients(topic)
     ):
