@@ -13,6 +13,7 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 
 if TYPE_CHECKING:
     from meridian_broker.positions.position import Position
+    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.cursors.cursor import Cursor
     from meridian_broker.topics.dispatch.consumer import Consumer
     from meridian_broker.topics.journal.common_acks import CommonAck
@@ -22,26 +23,36 @@ def acknowledge(consumers: Iterable[Consumer], position: Position) -> None:
     """Each acknowledges this entry of its topic, by itself, and waits for no answer.
 
     The first of a topic does so as any other would. The others claim the same, as long as they are in the same state.
+    A client's consumers may be spread over shadows of one topic, whose entries have the same positions.
     """
+    found: dict[TopicContext, tuple[CommonAck, list[Cursor]]] = {}
+    topic: TopicContext | None = None
     common: CommonAck | None = None
     joined: list[Cursor] = []
     try:
         for consumer in consumers:
             subscription = consumer.subscription
-            if common is not None and isinstance(subscription, Subscription):
+            if not isinstance(subscription, Subscription):
+                subscription.acknowledge(consumer, [position])
+                continue
+            if subscription.topic is not topic:
+                topic = subscription.topic
+                common, joined = found.get(topic, (None, joined))
+            if common is not None:
                 dispatcher, cursor = subscription.dispatcher, subscription.cursor
                 is_alone = dispatcher is not None and not dispatcher.tracks_holders
                 if is_alone and cursor.claim_as(consumer, common):
                     joined.append(cursor)
                     continue
+                del found[topic]
                 common.join(joined)
-                joined = []
             subscription.acknowledge(consumer, [position])
-            if isinstance(subscription, Subscription):
-                common = subscription.topic.progress_log.common_acks.get(position)
+            common, joined = topic.progress_log.common_acks.get(position), []
+            if common is not None:
+                found[topic] = common, joined
     finally:  # also if one fails: what was claimed is written
-        if common is not None:
-            common.join(joined)
+        for made, others in found.values():
+            made.join(others)
 
 
 def flow(consumers: Iterable[Consumer], permits: int) -> None:
