@@ -8,6 +8,7 @@ skipped, like those of a killed process.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import heapq
 from collections import deque
@@ -234,6 +235,38 @@ class Task:
         self._loop.soon(None, self.step)
 
 
+class Cuttable:
+    """A coroutine that runs as part of the task that awaits this, until it ends or is cut short."""
+
+    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = work
+        self._is_cut: Future[None] = Future()
+
+    def cut(self) -> None:
+        """Cancel it where it waits."""
+        self._is_cut.resolve(None)
+
+    def __await__(self) -> Generator[Future[None] | None, None, bool]:
+        try:
+            while not self._is_cut.done:
+                waited = self._work.send(None)
+                yield None if waited is None else self._either(waited)
+            waited = self._work.throw(asyncio.CancelledError())
+            while True:  # what it still does before it ends
+                yield waited
+                waited = self._work.send(None)
+        except StopIteration:
+            return not self._is_cut.done
+        except asyncio.CancelledError:
+            return False
+
+    def _either(self, waited: Future[Any]) -> Future[None]:
+        continues: Future[None] = Future()
+        waited.when_done(lambda: continues.resolve(None))
+        self._is_cut.when_done(lambda: continues.resolve(None))
+        return continues
+
+
 class Lock:
     """Like `asyncio.Lock`, in order."""
 
@@ -315,3 +348,8 @@ class SimScheduler:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._loop.spawn(self._owner, work, name)
+
+    async def cuttable(self, work: Coroutine[Any, Any, None], begun: Callable[[Callable[[], None]], object]) -> bool:
+        running = Cuttable(work)
+        begun(running.cut)
+        return await running

@@ -130,6 +130,12 @@ class Bookies:
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         return int(self._etcd("range", key=_base64(prefix), range_end=_base64(end)).get("count", 0))
 
+    def delete_key(self, end: str) -> None:
+        """Delete the key in etcd that ends with this."""
+        every = self._etcd("range", key=_base64("\0"), range_end=_base64("\0"), keys_only=True)["kvs"]
+        (found,) = [one["key"] for one in every if base64.b64decode(one["key"]).decode().endswith(end)]
+        self._etcd("deleterange", key=found)
+
     def ledgers(self) -> int:
         """How many ledgers there are."""
         return sum(self.keys(f"/ledgers/{digit}") for digit in range(10))
@@ -179,7 +185,7 @@ class Bookies:
 
         wait_until(is_up, f"bookie {number} to start", START_SECONDS)
 
-    def _etcd(self, verb: str, **request: str) -> dict[str, Any]:
+    def _etcd(self, verb: str, **request: str | bool) -> dict[str, Any]:
         """Call etcd over HTTP, because gRPC wants one event loop for the whole process."""
         asked = urllib.request.Request(f"{self.url}/v3/kv/{verb}", json.dumps(request).encode())
         with urllib.request.urlopen(asked, timeout=10) as answer:

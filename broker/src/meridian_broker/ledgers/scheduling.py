@@ -45,6 +45,12 @@ class Scheduler(Protocol):
         """Run ``work`` as a task that the shell owns, awaits and cancels when it ends. A failure is logged."""
         ...
 
+    async def cuttable(self, work: Coroutine[Any, Any, None], begun: Callable[[Callable[[], None]], object]) -> bool:
+        """Run ``work`` as part of the calling task. ``begun`` is given what cuts it short, for as long as it runs: it
+        is then cancelled where it waits. Returns False if that happened.
+        """
+        ...
+
 
 async def next_turn(scheduler: Scheduler) -> None:
     """Let other tasks run; continue in the next turn of the loop."""

@@ -16,7 +16,8 @@ closed                                                                         f
 In an empty field, nothing changes. The difference between *giving up* and *lost* is who may act. While giving up, the
 broker still owns the bundle, so it closes the topics cleanly and then removes the owner's record. Once the term has
 *ended*, another broker may own the bundle: topics are dropped without another write, and no record is touched. A bundle
-that was lost while its topics were being closed is *closed* when both the closing and the dropping are done.
+that was lost while its topics were being closed is *closed* when both the closing and the dropping are done; dropping
+a topic cuts short a closing of it that hangs.
 
 A term has a *fence*, greater than the fences of all earlier terms in the region. Topics and ledgers refuse writes with
 a smaller one (R10), so an owner that has not noticed the end of its term can do no harm. The lease lets it notice: the

@@ -62,6 +62,24 @@ class LoopScheduler:
         ask(ready)
         return await future
 
+    async def cuttable(self, work: Coroutine[Any, Any, None], begun: Callable[[Callable[[], None]], object]) -> bool:
+        task, is_cut = self._loop.create_task(work), False
+
+        def cut() -> None:
+            nonlocal is_cut
+            is_cut = True
+            task.cancel()
+
+        try:
+            begun(cut)
+            await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not is_cut or (caller is not None and caller.cancelling()):
+                raise
+            return False
+        return True
+
     async def tasks_ended(self) -> None:
         """Wait for the running tasks, without cancelling them."""
         while self._tasks:

@@ -244,6 +244,11 @@ class Connection(Outgoing):
         made = sum(len(there or ()) for there in (self.producers, self.consumers))
         return made + len(self.introducing) + len(self.subscribing)
 
+    def may_wait(self) -> bool:
+        """Whether a request may take long: the client is there, and so few of its requests are under way that they do
+        not stop reading."""
+        return self.transport is not None and len(self._tasks or ()) < REQUESTS // 2
+
     def ask_for_token(self) -> None:
         """The client's token has expired."""
         challenge = pb.AuthData(auth_method_name=METHOD, auth_data=REFRESH)

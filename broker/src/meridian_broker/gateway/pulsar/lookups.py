@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from meridian_broker.gateway.pulsar import permitted
+from meridian_broker.gateway.pulsar.patience import patiently
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.metadata.authorizing import Wish
 from meridian_broker.topics.errors import NO_TRANSACTIONS, IncompatibleSchema, NotAllowed
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.broker import Broker
     from meridian_broker.gateway.pulsar.connection import Connection
     from meridian_broker.wire.pulsar.topic_name import TopicName
+
+T = TypeVar("T")
 
 
 def lookup(connection: Connection, command: Any) -> None:
@@ -51,7 +55,7 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
             listener = asked.advertised_listener_name or connection.listener
             locate, place = connection.broker.locate, None
             if locate is not None:
-                place = await locate(name, listener, asked.authoritative)
+                place = await _patiently(connection, partial(locate, name, listener, asked.authoritative))
             if place is not None and place.owns and await _waits(connection, name, asked):
                 return
         addresses = connection.broker.addresses(listener) if place is None else place.addresses
@@ -69,6 +73,14 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
         answer.response = pb.CommandLookupTopicResponse.Failed
         answer.error, answer.message = code_of(error), str(error)
     connection.write(encode.simple(24, answer))
+
+
+async def _patiently(connection: Connection, attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of an attempt, repeated for a while if a failure may pass, unless another region asks. Once the client
+    waits for very many answers it gets errors at once, because beyond a limit nothing of what it sends is read."""
+    if connection.is_peer:
+        return await attempt()
+    return await patiently(attempt, connection.may_wait)
 
 
 async def _waits(connection: Connection, name: TopicName, asked: pb.CommandLookupTopic) -> bool:
@@ -102,7 +114,7 @@ async def _partitions(connection: Connection, asked: pb.CommandPartitionedTopicM
         with _counted(connection.broker):
             service, create = connection.broker.service, asked.metadata_auto_creation_enabled
             service.registry.check_lives_here(name)
-            count = await creation.partitions(service.opener, name, create=create)
+            count = await _patiently(connection, partial(creation.partitions, service.opener, name, create=create))
         answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
         answer.partitions = count
     except REFUSALS as error:

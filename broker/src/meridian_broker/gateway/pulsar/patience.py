@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retries requests on behalf of clients that do not retry.
+"""Retries requests on behalf of clients, and answers them before they give up.
 
-While a topic is being closed, reopened or deleted it cannot be served, and the protocol has ``ServiceNotReady`` for
-that: look it up and try again. Official C++ clients, and those built on them, do so for PRODUCER and lookups; for
-SUBSCRIBE they do nothing until their own time-out (30 seconds by default), and then fail.
+While a topic moves, is being closed, reopened or deleted it cannot be served, and the protocol has ``ServiceNotReady``
+for that: look it up and try again. Not every official client copes with that answer:
+
+- C++ clients, and those built on them (Python, Node.js), look the topic up again after a refused PRODUCER. After a
+  refused SUBSCRIBE they do nothing until their own time-out (30 seconds by default), and then fail, unless the broker
+  also closes the consumer (``subscribing.py``).
+- C++ and Java clients close the whole connection if a lookup is refused with ``ServiceNotReady``.
+- Go clients retry nothing of what creates a producer or a consumer: lookup, PARTITIONED_METADATA, PRODUCER, SUBSCRIBE.
+
+So the broker tries again first. Another broker may serve the topic by the time that this one gives up, so no client is
+left without an answer for longer.
 """
 
 from __future__ import annotations
@@ -13,30 +21,56 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.store import MetadataUnavailable
+from meridian_broker.metadata.errors import Contended
+from meridian_broker.metadata.store import LeaseExpired, MetadataUnavailable, VersionConflict
 from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
+from meridian_broker.wire.pulsar.errors import ServiceNotReadyError
 
 T = TypeVar("T")
 
-PASSING: Final = (TopicFenced, LedgerError, MetadataUnavailable)
+PASSING: Final = (
+    TopicFenced,
+    LedgerError,
+    MetadataUnavailable,
+    VersionConflict,
+    Contended,
+    LeaseExpired,
+    ServiceNotReadyError,
+)
 """Failures that may pass quickly."""
-SECONDS: Final = 10.0
-"""After this the client gets the error; shorter than the client's own timeout."""
+SECONDS: Final = 18.0
+"""After this the client gets the error; shorter than the clients' own timeout, which is 30 seconds by default."""
+LATE_SECONDS: Final = 22.0
+"""After this the client gets an answer even if an attempt is still under way."""
 FIRST_PAUSE: Final = 0.05
 LAST_PAUSE: Final = 0.5
 
 
-async def patiently(attempt: Callable[[], Awaitable[T]], is_wanted: Callable[[], bool]) -> T:
-    """Result of ``attempt``, retried for ``SECONDS`` on passing failures while the result is still wanted."""
+async def patiently(
+    attempt: Callable[[], Awaitable[T]],
+    is_wanted: Callable[[], bool],
+    late: Callable[[Exception], None] = lambda _: None,
+) -> T:
+    """Result of ``attempt``, retried for ``SECONDS`` on passing failures while the result is still wanted.
+
+    :param late: called with the reason if an attempt is still under way after ``LATE_SECONDS``. It goes on
+        nevertheless: the client's next request profits from what it has done, for example of the opening of a topic.
+    """
     loop, pause = asyncio.get_running_loop(), FIRST_PAUSE
     give_up = loop.time() + SECONDS
-    while True:
-        try:
-            return await attempt()
-        except TopicElsewhere:
-            raise  # waiting does not bring it back
-        except PASSING:
-            if loop.time() + pause > give_up or not is_wanted():
-                raise
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LAST_PAUSE)
+    last: Exception = ServiceNotReadyError(f"the topic is not open after {LATE_SECONDS:g} s: look it up again")
+    timer = loop.call_later(LATE_SECONDS, lambda: late(last))
+    try:
+        while True:
+            try:
+                return await attempt()
+            except TopicElsewhere:
+                raise  # waiting does not bring it back
+            except PASSING as error:
+                if loop.time() + pause > give_up or not is_wanted():
+                    raise
+                last = error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+    finally:
+        timer.cancel()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar import permitted, shadow_replicators, sources
+from meridian_broker.gateway.pulsar.patience import patiently
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.authorizing import Wish
@@ -88,7 +89,10 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         created = _created(asked)
         plain = None if created is None else kinds.Creation(created, Kind.PLAIN)
         carried = [] if plain is None else await kinds.make_way(service.opener, name, plain)
-        topic = await service.opener.served(name, create=True, incarnation=incarnation, created=created)
+        if connection.is_peer:
+            topic = await service.opener.served(name, create=True, incarnation=incarnation, created=created)
+        else:
+            topic = await _served(connection, asked, name)
         if isinstance(topic, Topic):
             topic.check_own_log("publish to")
         if isinstance(topic, Topic) and carried:
@@ -179,6 +183,21 @@ def _keep(connection: Connection, asked: pb.CommandProducer, made: Producer) -> 
         connection.producers = {}
     connection.producers[asked.producer_id] = made
     return True
+
+
+async def _served(connection: Connection, asked: pb.CommandProducer, name: TopicName) -> Topic | NonPersistentTopic:
+    """The topic that a client wants to publish to. :raises TopicError: refused."""
+    opener, registry = connection.broker.service.opener, connection.broker.service.registry
+
+    def end(refusal: Exception) -> None:
+        if _is_wanted(connection, asked):
+            del connection.introducing[asked.producer_id]
+            connection.fail(asked.request_id, refusal)
+
+    def is_wanted() -> bool:
+        return connection.transport is not None and not registry.closing and _is_wanted(connection, asked)
+
+    return await patiently(lambda: opener.served(name, create=True), is_wanted, end)
 
 
 def _check_may(connection: Connection, asked: pb.CommandProducer, name: TopicName) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.pulsar import next_owner, permitted
-from meridian_broker.gateway.pulsar.patience import patiently
+from meridian_broker.gateway.pulsar.patience import PASSING, patiently
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.metadata.authorizing import Wish
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
@@ -14,7 +14,7 @@ from meridian_broker.topics import validation
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 from meridian_broker.topics.dispatch.types import TYPES
-from meridian_broker.topics.errors import NotAllowed, TopicElsewhere
+from meridian_broker.topics.errors import NotAllowed
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
 from meridian_broker.topics.service import subscribing
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection
 
 STAY_CONNECTED: Final = "Pulsar-CPP"
-"""Clients that look a topic up again after a refused SUBSCRIBE only if the consumer is closed, too."""
+"""Clients that look a topic up again after a refused SUBSCRIBE only if the consumer is closed, too.
+
+Before they send it, they note that they are connected, so the attempt that a passing refusal makes them schedule ends
+at once: they are connected already. ``CLOSE_CONSUMER`` undoes that. It comes before the refusal, because it does not
+end the wait for the answer.
+"""
 REJECT_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
 """Clients that send "not replicated" for every subscription that did not ask for replication."""
 
@@ -37,7 +42,7 @@ def subscribe(connection: Connection, command: Any) -> None:
     """SUBSCRIBE. For an id already in use: an error while the consumer is being created, success afterwards."""
     asked: pb.CommandSubscribe = command.message
     if asked.consumer_id in connection.subscribing:
-        connection.fail(asked.request_id, ServiceNotReadyError("this consumer is still being created"))
+        _refuse(connection, asked, ServiceNotReadyError("this consumer is still being created"))
         return
     if asked.consumer_id in (connection.consumers or {}):
         connection.succeed(asked.request_id)
@@ -47,6 +52,11 @@ def subscribe(connection: Connection, command: Any) -> None:
 
 
 async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None:
+    def end(refusal: Exception) -> None:
+        if connection.subscribing.get(asked.consumer_id) is asked:
+            del connection.subscribing[asked.consumer_id]
+            _refuse(connection, asked, refusal)
+
     try:
         validation.consumer(asked, connection.clients - 1)
         name = topic_name.parse(asked.topic)
@@ -54,28 +64,43 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
         connection.broker.check_for_clients(str(name))
         if asked.read_compacted and (TYPES[asked.subType].tracks_holders or not name.is_persistent):
             raise NotAllowed("read_compacted is for readers, Exclusive and Failover consumers of persistent topics")
-        topic, subscription = await patiently(
-            lambda: _found(connection, asked, name), lambda: _is_wanted(connection, asked)
-        )
-        if connection.transport is None or connection.subscribing.get(asked.consumer_id) is not asked:
-            return  # the client left or closed it meanwhile, and may have asked for another
-        connection.broker.check_for_clients(topic.name)  # it may have become an event topic meanwhile
-        consumer = _enter(connection, asked, topic, subscription)
+        consumer = await patiently(lambda: _joined(connection, asked, name), lambda: _is_wanted(connection, asked), end)
     except REFUSALS as error:
-        if connection.subscribing.get(asked.consumer_id) is asked:
-            if isinstance(error, TopicElsewhere) and connection.client_version.startswith(STAY_CONNECTED):
-                connection.write(encode.simple(16, next_owner.close_consumer(asked.consumer_id, None)))
-            connection.fail(asked.request_id, error)
+        end(error)
         return
     finally:
         if connection.subscribing.get(asked.consumer_id) is asked:
             del connection.subscribing[asked.consumer_id]
+    if consumer is None:
+        return
     consumer.consumer_epoch = asked.consumer_epoch
     connection.sent_away.back(consumer)
     if connection.consumers is None:
         connection.consumers = {}
     connection.consumers[consumer.consumer_id] = consumer  # its own int object: ``asked`` makes another
     connection.succeed(asked.request_id)
+
+
+def _refuse(connection: Connection, asked: pb.CommandSubscribe, error: Exception) -> None:
+    """Answer with an error, after which every client tries again if it may pass."""
+    if isinstance(error, PASSING) and connection.client_version.startswith(STAY_CONNECTED):
+        if not connection.broker.service.registry.closing:  # else the connection is about to close
+            connection.write(encode.simple(16, next_owner.close_consumer(asked.consumer_id, None)))
+        error = ServiceNotReadyError(str(error))
+    connection.fail(asked.request_id, error)
+
+
+async def _joined(connection: Connection, asked: pb.CommandSubscribe, name: TopicName) -> Consumer | None:
+    """The consumer, in the same turn of the loop in which it joined its subscription; None: the client left or closed
+    it meanwhile, and may have asked for another.
+
+    :raises TopicError: refused. Topics close while subscriptions are created.
+    """
+    topic, subscription = await _found(connection, asked, name)
+    if connection.transport is None or connection.subscribing.get(asked.consumer_id) is not asked:
+        return None
+    connection.broker.check_for_clients(topic.name)  # it may have become an event topic meanwhile
+    return _enter(connection, asked, topic, subscription)
 
 
 def _is_wanted(connection: Connection, asked: pb.CommandSubscribe) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from meridian_broker.wire.pulsar.topic_name import TopicName
 
 log = logging.getLogger(__name__)
+
+Begun = Callable[[Callable[[], None]], object]
+"""Called with what cuts a closing short."""
 
 
 async def unload(opener: TopicOpener, name: TopicName) -> None:
@@ -47,17 +51,20 @@ async def _close_shadows(opener: TopicOpener, topic: Topic) -> list[Topic]:
     return shadows
 
 
-async def hand_over(opener: TopicOpener, topic: Topic, reason: str) -> None:
+async def hand_over(opener: TopicOpener, topic: Topic, reason: str, begun: Begun) -> None:
     """Close a topic in good order, once it is wound down, because another broker is to serve it; one that fails is
     recovered there.
 
-    Its shadows that stay here are opened again, and follow it there.
+    Its shadows that stay here are opened again, and follow it there. The closing may hang, on bookies for example.
+
+    :param begun: is given what cuts the closing short. It is to be called when the term ends: what is left of the
+        closing would be refused, and a later term of this broker, which must not begin before, would wait for it.
     """
     for shadow in await _close_shadows(opener, topic):
         opener.parts.unfinished.later(topic_name.parse(shadow.name))
     async with opener.registry.lock(topic.name):
         if opener.registry.topics.get(topic.name) is topic:
-            await _close_for_good(opener, topic, reason)
+            await _close_for_good(opener, topic, reason, begun)
 
 
 async def send_consumers_away(registry: TopicRegistry) -> None:
@@ -85,21 +92,32 @@ async def close(opener: TopicOpener) -> None:
 
 
 async def _close(
-    opener: TopicOpener, topic: Topic, reason: str, *, to_rest: bool = False, is_soon_back: bool = False
+    opener: TopicOpener,
+    topic: Topic,
+    reason: str,
+    begun: Begun = lambda _: None,
+    *,
+    to_rest: bool = False,
+    is_soon_back: bool = False,
 ) -> None:
     """The topic stays registered until it is closed: acknowledgements that it still sends are matched to it by name.
 
     :param to_rest: nobody waits for it. :param is_soon_back: see ``Topic.close``.
     """
     try:
-        await topic.close(reason, to_rest=to_rest, is_soon_back=is_soon_back)
+        work = topic.close(reason, to_rest=to_rest, is_soon_back=is_soon_back)
+        if not await opener.parts.scheduler.cuttable(work, begun):
+            log.warning(
+                "%s was not closed cleanly, because this broker may no longer own it; its next owner recovers it",
+                topic.name,
+            )
     finally:
         await opener.drop(topic)
 
 
-async def _close_for_good(opener: TopicOpener, topic: Topic, reason: str) -> None:
+async def _close_for_good(opener: TopicOpener, topic: Topic, reason: str, begun: Begun = lambda _: None) -> None:
     try:
-        await _close(opener, topic, reason)
+        await _close(opener, topic, reason, begun)
     except (LedgerError, MetadataError) as error:  # the others are closed all the same
         log.warning("%s was not closed cleanly; its next opening recovers it: %s", topic.name, error)
     except Exception:
