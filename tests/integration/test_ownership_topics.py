@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.shadow_topics import SOURCE
 from meridian_broker.metadata.store import MetadataUnavailable, VersionConflict
 from meridian_broker.metadata.topic_listing import Listing
 from meridian_broker.ownership import paths
@@ -22,7 +24,7 @@ from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
 from meridian_broker.topics.lifecycle import opening
 from meridian_broker.topics.lifecycle.parts import BrokerParts
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
-from meridian_broker.topics.service import owned_topics, removal
+from meridian_broker.topics.service import owned_topics, removal, shadow_topics
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.contracts.metadata_contract import wait_until
@@ -54,6 +56,36 @@ async def taken_over(two: Two) -> Topic:
     await wait_until(lambda: bundle not in b.owner.view.owners)
     await b.owner.acquire(bundle)
     return await b.open(NAME)
+
+
+@pytest.mark.parametrize("hangs", ["the topic", "its shadow"])
+async def test_a_closing_that_hangs_is_cut_short_when_the_term_ends(
+    two: Two, monkeypatch: pytest.MonkeyPatch, hangs: str
+) -> None:
+    """Otherwise the broker could not own the bundle again until the bookies answer."""
+    a, bundle = two.a, await two.a.bundle(NAME)
+    await a.open(NAME)
+    number = itertools.count()
+    view = next(one for one in (parse(f"view-{n}") for n in number) if bundle.has(str(one)))
+    await shadow_topics.create(a.service.opener, view, None, {SOURCE: str(NAME)}, listed=True)
+    await a.open(view)
+    hanging = str(NAME if hangs == "the topic" else view)
+    really = Topic.close
+
+    async def close(topic: Topic, *rest: Any, **options: Any) -> None:
+        if topic.name == hanging:
+            await asyncio.Event().wait()
+        await really(topic, *rest, **options)
+
+    monkeypatch.setattr(Topic, "close", close)
+    cuts = a.service.registry.cuts
+    closing = asyncio.ensure_future(a.owned.close(bundle))
+    await wait_until(lambda: hanging in cuts)
+    await a.owned.drop(bundle)
+    async with asyncio.timeout(10):
+        await closing
+    assert not cuts
+    assert not {str(NAME), str(view)} & set(a.service.topics)
 
 
 class Client:

@@ -15,8 +15,8 @@ from typing import Any
 import pulsar
 import pytest
 from meridian_broker.gateway.pulsar import patience
-from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.store import LeaseExpired, MetadataUnavailable, VersionConflict
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError
+from meridian_broker.metadata.store import LeaseExpired, MetadataFull, MetadataUnavailable, VersionConflict
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.topics.service import creation, subscribing
@@ -146,9 +146,8 @@ async def test_a_topic_that_takes_long_to_open_keeps_no_client_waiting_without_a
     assert waiting == [TOPIC]
 
 
-async def test_a_late_attempt_adds_no_consumer_for_a_client_that_has_its_answer(
-    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def opens_late(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Clients are answered before the topic opens. Returns what lets it open, and what is set once it has."""
     opener, hung, is_over = inside.service.opener, asyncio.Event(), asyncio.Event()
     through = opener.served
 
@@ -161,6 +160,13 @@ async def test_a_late_attempt_adds_no_consumer_for_a_client_that_has_its_answer(
 
     monkeypatch.setattr(patience, "LATE_SECONDS", 0.2)
     monkeypatch.setattr(opener, "served", served)
+    return hung, is_over
+
+
+async def test_a_late_attempt_adds_no_consumer_for_a_client_that_has_its_answer(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung, is_over = opens_late(inside, monkeypatch)
     wire = await RawConnection.open(port(inside))
     wire.say(T.SUBSCRIBE, subscription(1))
     refused = await wire.hear(T.ERROR)
@@ -168,6 +174,7 @@ async def test_a_late_attempt_adds_no_consumer_for_a_client_that_has_its_answer(
     assert "look it up again" in refused.message
     hung.set()
     await is_over.wait()
+    assert "s" not in inside.service.topics[TOPIC].subscriptions, "nothing is created for it"
     wire.say(T.SUBSCRIBE, subscription(2))
     assert (await wire.hear(T.SUCCESS)).request_id == 2
     assert len(inside.service.topics[TOPIC].subscriptions["s"].consumers) == 1
@@ -206,6 +213,57 @@ async def test_a_subscribe_repeated_while_it_is_pending_is_refused_and_the_first
     wire.say(T.SUBSCRIBE, subscription(3))
     assert (await wire.hear(T.SUCCESS)).request_id == 3
     assert len(inside.service.topics[TOPIC].subscriptions["s"].consumers) == 1
+    await wire.close()
+
+
+async def test_a_late_attempt_creates_nothing_for_a_producer_that_has_its_answer(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung, is_over = opens_late(inside, monkeypatch)
+    wire = await RawConnection.open(port(inside))
+    asked = pb.CommandProducer(topic=TOPIC, producer_id=1, request_id=1, initial_subscription_name="s")
+    wire.say(T.PRODUCER, asked)
+    assert (await wire.hear(T.ERROR)).error == ServerError.SERVICE_NOT_READY
+    hung.set()
+    await is_over.wait()
+    asked.request_id, asked.initial_subscription_name = 2, ""
+    wire.say(T.PRODUCER, asked)
+    assert (await wire.hear(T.PRODUCER_SUCCESS)).request_id == 2
+    assert "s" not in inside.service.topics[TOPIC].subscriptions
+    await wire.close()
+
+
+@pytest.mark.parametrize("what", ["lookup", "partitions"])
+async def test_a_lookup_that_takes_too_long_is_answered(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async def hangs(*_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(patience, "LATE_SECONDS", 0.2)
+    monkeypatch.setattr(inside.gateway, "locate", hangs)
+    monkeypatch.setattr(creation, "partitions", hangs)
+    wire = await RawConnection.open(port(inside))
+    if what == "lookup":
+        wire.say(T.LOOKUP, pb.CommandLookupTopic(topic=TOPIC, request_id=1))
+        answer = await wire.hear(T.LOOKUP_RESPONSE)
+    else:
+        wire.say(T.PARTITIONED_METADATA, pb.CommandPartitionedTopicMetadata(topic=TOPIC, request_id=1))
+        answer = await wire.hear(T.PARTITIONED_METADATA_RESPONSE)
+    assert (answer.request_id, answer.error) == (1, ServerError.SERVICE_NOT_READY)
+    assert inside.gateway.lookups == 0
+    await wire.close()
+
+
+@pytest.mark.parametrize("error", [MetadataFull("full"), LedgerCorrupt("damaged")], ids=lambda one: type(one).__name__)
+async def test_what_does_not_pass_is_said_at_once(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    refused = refuse_at_first(monkeypatch, inside.service.opener, "served", error, lambda _: False)
+    wire = await RawConnection.open(port(inside))
+    wire.say(T.SUBSCRIBE, subscription(1))
+    assert str(error) in (await wire.hear(T.ERROR)).message
+    assert len(refused) == 1
     await wire.close()
 
 

@@ -18,7 +18,7 @@ from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import CatalogError
 from meridian_broker.metadata.policy_values import InactiveTopics
-from meridian_broker.metadata.shadow_topics import SOURCE
+from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord
 from meridian_broker.topics.errors import TopicError, TopicFenced, TopicInUse
 from meridian_broker.topics.lifecycle import opening
 from meridian_broker.topics.service import creation, partition_growth, removal, shadow_topics, unused
@@ -295,6 +295,58 @@ async def test_a_shadow_has_all_partitions_wherever_a_growth_comes_between(world
     made, grown = await actors()
     assert await made.ends() is None and await grown.ends() is None
     await in_any_order(actors, check, (made.done, grown.done), is_first=is_first)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["making", "using"])
+async def test_an_ordinary_topic_is_not_taken_for_the_shadow_that_was_to_have_its_name(
+    world: World, is_first: bool
+) -> None:
+    """A client's producer creates it at its own broker. A deletion of the source must not take it along."""
+    opener = world.a.service.opener
+    source = view = parse("none")
+
+    async def actors() -> tuple[Actor, Actor]:
+        nonlocal source, view
+        (source, _), (view, _) = await world.names(), await world.names()
+        await world.a.open(source)
+        return Actor(lambda: make(world.b, source, view)), Actor(lambda: opener.topic(view, create=True))
+
+    async def check(making: Exception | None, using: Exception | None) -> list[object]:
+        found = await world.a.catalog.topics.find(view)
+        is_shadow = found is not None and SOURCE in found[0].properties
+        has_record = await world.both.metadata.get(keys.shadow(view)) is not None
+        await shadow_topics.as_stored(opener)
+        await shadow_topics.delete_shadows(opener, source, force=True)
+        left = await world.a.catalog.topics.find(view)
+        wrong = {
+            "an answer that is not true": is_shadow != (making is None),
+            "an ordinary topic on record as a shadow": has_record and not is_shadow,
+            "an ordinary topic deleted": found is not None and not is_shadow and left is None,
+        }
+        return [(what, making, using) for what, is_so in wrong.items() if is_so]
+
+    made, used = await actors()
+    assert await used.ends() is None
+    await made.ends()
+    taken = used.done
+    made, used = await actors()
+    assert await made.ends() is None and await used.ends() is None
+    await in_any_order(actors, check, (made.done, taken), is_first=is_first)
+
+
+async def test_a_record_that_a_dead_broker_left_makes_no_shadow_of_an_ordinary_topic(world: World) -> None:
+    (source, _), (view, _) = await world.names(), await world.names()
+    await world.a.open(source)
+    await world.b.catalog.shadows.create(ShadowRecord(view, source))
+    await world.a.catalog.topics.create(view)
+    opener = world.a.service.opener
+    await shadow_topics.as_stored(opener)
+    await shadow_topics.delete_shadows(opener, source, force=True)
+    assert await world.a.catalog.topics.find(view) is not None
+    await world.b.catalog.shadows.create(ShadowRecord(view, source))
+    await removal.delete(opener, source, force=True)
+    assert await world.a.catalog.topics.find(view) is not None
+    assert await world.both.metadata.get(keys.shadow(view)) is None
 
 
 async def record_written(world: World) -> tuple[TopicName, TopicName, Actor]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from meridian_broker.gateway.pulsar import patience
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import LedgerNotFound
@@ -108,6 +109,7 @@ async def test_a_topic_that_fails_again_and_again_pauses(
         await publish(inside, 3)
         inside.service.topics[TOPIC].log.drop_tail()
         monkeypatch.setattr(TopicLog, "read_after", gone)
+        monkeypatch.setattr(patience, "SECONDS", 0.0)  # otherwise the producer waits until it is opened again
         consumer = asyncio.create_task(consume(inside, got))
         refused = None
         async with asyncio.timeout(30):

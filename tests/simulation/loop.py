@@ -259,6 +259,8 @@ class Cuttable:
             return not self._is_cut.done
         except asyncio.CancelledError:
             return False
+        finally:  # if the process died, this ends before the task that awaits it
+            self._work.close()
 
     def _either(self, waited: Future[Any]) -> Future[None]:
         continues: Future[None] = Future()

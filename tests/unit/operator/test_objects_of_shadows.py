@@ -128,9 +128,18 @@ def test_a_status_in_which_only_numbers_changed_can_wait() -> None:
 
 @pytest.mark.parametrize("has", [2, 3])
 def test_a_shadow_that_could_not_follow_its_source_is_made_to(has: int) -> None:
-    """In a region of several brokers, the request that adds partitions is refused then, and has to be repeated."""
+    """In a region of several brokers, the request that adds partitions is refused then, and has to be repeated, but not
+    while the source grows."""
     world = Witnessed(topics={VIEW: shadow(has), TOPIC: TopicSeen(4)})
     answer = looked(world, SPEC, status=STATUS)
+    assert (world.made, condition(answer)[:2]) == ([], ("False", "Progressing"))
+    assert "may be growing" in condition(answer)[2]
+    status = {**STATUS, **answer.status}
+    answer = looked(world, SPEC, status=status)
+    assert told(answer) == ["Changed"]
+    again = looked(world, SPEC, status={**status, **answer.status})
+    assert told(again) == [], "it is not told at each look"
+    world.made.pop()
     assert world.made == [FollowPartitions("ap", TopicName.parse(VIEW), TOPIC, 4)]
     assert condition(answer)[:2] == ("False", "Progressing"), "the region has not followed yet"
     assert "4 partitions" in condition(answer)[2]
@@ -152,3 +161,31 @@ def test_a_shadow_waits_for_its_geo_topic_without_a_warning() -> None:
     """One file may create both."""
     answer = looked(Witnessed(), BY_NAME)
     assert (condition(answer)[1], told(answer)) == ("WaitingForSource", [])
+    waiting = {"source": TOPIC, "state": "NotThere"}  # seen while the source's topic was awaited
+    assert condition(looked(Witnessed(), BY_NAME, status=waiting))[1] == "WaitingForSource"
+
+
+def test_a_shadow_reads_on_when_its_geo_topic_is_gone() -> None:
+    """It leaves its topic by default."""
+    world = Witnessed(topics={VIEW: shadow(), TOPIC: TopicSeen(0)})
+    answer = looked(world, BY_NAME, status=STATUS)
+    assert world.made == []
+    assert condition(answer)[:2] == ("True", "AsSpecified")
+    assert condition(answer, "Synced")[:2] == ("True", "Reading")
+    assert {**STATUS, **answer.status}["source"] == TOPIC
+
+
+@dataclass
+class MadeAgain(Witnessed):
+    """As soon as the shadow is deleted, a client's producer creates an ordinary topic of that name."""
+
+    async def apply(self, changes: Sequence[Any]) -> Any:
+        failures = await Witnessed.apply(self, changes)
+        self.topics = {**self.topics, VIEW: TopicSeen(0)}
+        return failures
+
+
+def test_a_topic_made_at_the_moment_of_the_deletion_does_not_hide_it() -> None:
+    world = MadeAgain(topics={VIEW: shadow(), TOPIC: TopicSeen(0)})
+    answer = looked(world, SPEC, status=STATUS, deleted=True)
+    assert told(answer) == ["Deleted"]

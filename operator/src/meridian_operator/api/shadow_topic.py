@@ -12,7 +12,6 @@ from meridian_operator.api.fields import (
     MESSAGE_COLUMN,
     READY_COLUMN,
     REASON_COLUMN,
-    TOPIC_PATTERN,
     DeletionPolicy,
     Kind,
     Model,
@@ -35,7 +34,7 @@ class ShadowTopicSpec(Model):
             "x-kubernetes-validations": [
                 rule("self == oldSelf", "the source is immutable: create another ShadowTopic"),
                 rule(
-                    f"!self.contains('/') || self.matches(r'{TOPIC_PATTERN}')",
+                    r"!self.contains('/') || self.matches(r'^persistent://[-=:.\w]+/[-=:.\w]+/[^/]+$')",
                     "must be the name of a GeoTopic, or a topic's full name, persistent://tenant/namespace/name",
                 ),
             ]

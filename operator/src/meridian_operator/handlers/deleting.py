@@ -52,6 +52,7 @@ async def _delete(subject: Subject[Spec], wish: Wish[Spec], world: World, report
     if is_on(body, DRY_RUN):
         sentences = [change.sentence() for change in planned.changes]
         return report.blocked(since, f"annotation {DRY_RUN} is set: see status.plan", sentences)
+    is_deleting = bool(planned.changes)
     failures = [] if planned.problems else await world.apply(planned.changes)
     if planned.changes and not planned.problems and not failures:
         planned = subject.deletion(wish, await subject.see(wish, world, asked), given_up)
@@ -67,7 +68,7 @@ async def _delete(subject: Subject[Spec], wish: Wish[Spec], world: World, report
             "learns of the deletion from the others"
         )
         return _released(body, Event("RegionsAbandoned", text, warning=True))
-    if planned.kept:
+    if planned.kept and not is_deleting:  # else another topic of that name was made just now
         return _released(body, Event("NothingDeleted", "; ".join(planned.kept), warning=True))
     text = f"{what} is deleted in {', '.join(names) or 'no region'}"
     left = ", ".join(wish.history.left)

@@ -78,7 +78,10 @@ class Report:
         made = replace(made, events=(*made.events, *(self._warning(reason, done) for reason in sorted(warned))))
         if not done or any(one.warning for one in made.events):
             return made
-        sentences = [change.sentence() for change in done]
+        told = next((one.message for one in self._before if (one.type, one.reason) == (READY, "Progressing")), "")
+        sentences = [said for change in done if (said := change.sentence()) not in told]
+        if not sentences:  # asked for again, because the region has not done it yet
+            return made
         return replace(made, events=(Event("Changed", "; ".join(sentences)),))
 
     def _warning(self, reason: str, done: Sequence[Change]) -> Event:

@@ -93,7 +93,8 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
         return None
 
     def plan(self, wish: Shadow, seen: Sequence[RegionSeen]) -> Plan:
-        return shadow_topic.plan(wish.spec, _source(wish) or "", _here(wish, seen), wish.history)
+        was_behind = (wish.body.get("status") or {}).get("state") == shadow_topic.GROWING
+        return shadow_topic.plan(wish.spec, _source(wish) or "", _here(wish, seen), wish.history, was_behind=was_behind)
 
     def deletion(self, wish: Shadow, seen: Sequence[RegionSeen], _abandoned: Sequence[str]) -> Plan:
         return shadow_topic.deletion({_source(wish) or "", _recorded(wish)}, wish.spec.topic, _here(wish, seen))
@@ -121,11 +122,14 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
 
 
 def _source(wish: Shadow) -> str | None:
-    """The topic that ``spec.source`` names; None: it names a GeoTopic that does not exist."""
+    """The topic that ``spec.source`` names. If its GeoTopic is gone, the one that the shadow was last seen reading;
+    None: there was no shadow yet."""
     if "/" in wish.spec.source:
         return wish.spec.source
     named = [one for one in wish.views.geo_topic_names.get((wish.full_name[0], wish.spec.source), ()) if one]
-    return str(named[0]) if named else None
+    if named:
+        return str(named[0])
+    return (_recorded(wish) or None) if wish.history.established else None
 
 
 def _recorded(wish: Shadow) -> str:

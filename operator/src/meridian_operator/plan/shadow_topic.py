@@ -20,6 +20,8 @@ from meridian_operator.plan.outcome import SYNCED, Finding, Plan
 
 DISAPPEARED = "Vanished"
 PARTITIONING_DIFFERS = "PartitioningDiffers"
+GROWING = "Progressing"
+"""Reason of Synced for a shadow with fewer partitions than its source."""
 
 
 def refusal(spec: ShadowTopicSpec, source: str | None) -> tuple[str, str] | None:
@@ -34,14 +36,19 @@ def refusal(spec: ShadowTopicSpec, source: str | None) -> tuple[str, str] | None
     return None
 
 
-def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history: History) -> Plan:
+def plan(
+    spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history: History, *, was_behind: bool = False
+) -> Plan:
     """The changes that give the region the shadow.
 
     :param seen: the region, with what it holds of the source.
+    :param was_behind: the shadow had fewer partitions than its source at the last look, too. It follows by itself while
+        the source grows, and a request that comes between would end that growth.
     """
     topic = TopicName.parse(spec.topic)
     changes: list[Change] = []
     problems: list[tuple[str, str, str]] = []
+    waiting: list[str] = []
     for region in seen:
         name = region.name
         if not region.reachable:
@@ -74,7 +81,11 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
                 changes.append(HoldSourceLedgers(name, topic, spec.hold_source_ledgers))
             if region.topic.shadow.reset_behind != spec.auto_reset_backlog_entries:
                 changes.append(AutoResetBacklog(name, topic, spec.auto_reset_backlog_entries))
-            if _is_behind(region):
+            if _is_behind(region) and not was_behind:
+                waiting.append(
+                    f"in {name}, {topic} has fewer partitions than its source {source}, which may be growing"
+                )
+            elif _is_behind(region):
                 assert region.source is not None
                 changes.append(FollowPartitions(name, topic, source, region.source.partitions))
             elif _differs(region):
@@ -87,7 +98,7 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
                 problems.append(_unread(name, source, *region.source_problem))
             elif not region.topic.shadow.connected:
                 problems.append((name, "SourceNotFound", f"{name} has lost topic {source}: the shadow waits for it"))
-    return Plan(tuple(changes), tuple(problems))
+    return Plan(tuple(changes), tuple(problems), tuple(waiting))
 
 
 def _unread(name: str, source: str, reason: str, problem: str) -> tuple[str, str, str]:
@@ -141,12 +152,12 @@ def synced(source: str, seen: Sequence[RegionSeen]) -> Finding:
     """Does the shadow read its source?"""
     for region in seen:
         if not region.reachable:
-            return Finding(SYNCED, "Unknown", "RegionUnreachable", f"could not be asked: {region.name}")
+            return Finding(SYNCED, "Unknown", region.reason, f"{region.name} could not be asked: {region.problem}")
         shadow = None if region.topic is None else region.topic.shadow
         if shadow is None or shadow.source != source:
             return Finding(SYNCED, "False", "NotThere", f"{region.name} has no such shadow")
         if _is_behind(region):
-            return Finding(SYNCED, "False", "Progressing", f"its source {source} has more partitions")
+            return Finding(SYNCED, "False", GROWING, f"its source {source} has more partitions")
         if _differs(region):
             return Finding(SYNCED, "False", PARTITIONING_DIFFERS, f"its source {source} has other partitions")
         if not shadow.connected and region.source_problem is not None:

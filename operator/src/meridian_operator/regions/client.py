@@ -175,8 +175,7 @@ class RegionClient:
                     await self._call("DELETE", f"{path}/{policy}")
                 case changes.CreateShadow(source=source, holds=holds, reset_behind=behind):
                     shadow = {"topic": str(change.topic), "holdSourceLedgers": holds, "autoResetBacklogEntries": behind}
-                    path = _topic_path(TopicName.parse(source))
-                    await self._call("POST", f"{path}/shadowTopics", shadow, allow=(409,))
+                    await self._create_shadow(change.topic, source, shadow)
                 case changes.AutoResetBacklog(entries=entries):
                     await self._call("PUT", f"{path}/properties", {"meridian.autoResetBacklogEntries": str(entries)})
                 case changes.HoldSourceLedgers(holds=holds):
@@ -220,6 +219,14 @@ class RegionClient:
                     await self._call("DELETE", f"{_SETTINGS}/{key}", allow=(404,))
                 case _:
                     raise TypeError(f"no call makes {change!r}")
+
+    async def _create_shadow(self, topic: TopicName, source: str, wanted: Mapping[str, Any]) -> None:
+        try:
+            await self._call("POST", f"{_topic_path(TopicName.parse(source))}/shadowTopics", wanted)
+        except Refused as error:
+            found = await self.describe([Ask(topic)]) if error.status == 409 else []
+            if not any(one.topic and one.topic.shadow and one.topic.shadow.source == source for one in found):
+                raise  # another topic of that name is there, being made or being deleted
 
     async def _set_quotas(self, path: str, quotas: Mapping[str, Any]) -> None:
         for kind, quota in quotas.items():

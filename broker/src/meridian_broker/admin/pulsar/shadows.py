@@ -115,7 +115,8 @@ async def remove(request: web.Request) -> web.Response:
     shadow = topic_name.parse(named)
     check_others(request, [named])
     record = opener.parts.catalog.shadows.find(shadow)
-    if record is None or record.source != source or record.shadow != shadow:
+    is_of_source = record is not None and record.source == source and record.shadow == shadow
+    if not is_of_source or await removal.is_ordinary(opener, shadow):
         shadows = ", ".join(str(one.shadow) for one in opener.parts.catalog.shadows.of(source)[:SHOWN])
         raise Refused(404, f"{shadow} is not a shadow of {source}, which has {shadows or 'none'}")
     await _delete(request, shadow, force=flag(request, "force"))
@@ -131,7 +132,8 @@ async def delete_all(request: web.Request, source: TopicName, *, force: bool) ->
     """
     opener = state(request).service.opener
     await shadow_topics.as_stored(opener)
-    records = opener.parts.catalog.shadows.of(source)
+    of_source = opener.parts.catalog.shadows.of(source)
+    records = [one for one in of_source if not await removal.is_ordinary(opener, one.shadow)]
     check_others(request, [str(one.shadow) for one in records])
     if state(request).brokers is None:
         await shadow_topics.delete_shadows(opener, source, force=force)

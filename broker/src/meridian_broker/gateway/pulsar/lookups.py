@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -77,10 +78,26 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
 
 async def _patiently(connection: Connection, attempt: Callable[[], Awaitable[T]]) -> T:
     """The result of an attempt, repeated for a while if a failure may pass, unless another region asks. Once the client
-    waits for very many answers it gets errors at once, because beyond a limit nothing of what it sends is read."""
+    waits for very many answers it gets errors at once, because beyond a limit nothing of what it sends is read.
+
+    :raises ServiceNotReadyError: the attempt took too long, and was given up.
+    """
     if connection.is_peer:
         return await attempt()
-    return await patiently(attempt, connection.may_wait)
+    reason: Exception | None = None
+
+    def late(last: Exception) -> bool:
+        nonlocal reason
+        reason = last
+        return False
+
+    try:
+        return await patiently(attempt, connection.may_wait, late)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if reason is None or (task is not None and task.uncancel()):  # the connection ended, too
+            raise
+        raise ServiceNotReadyError(str(reason)) from None
 
 
 async def _waits(connection: Connection, name: TopicName, asked: pb.CommandLookupTopic) -> bool:

@@ -10,8 +10,8 @@ for that: look it up and try again. Not every official client copes with that an
 - C++ and Java clients close the whole connection if a lookup is refused with ``ServiceNotReady``.
 - Go clients retry nothing of what creates a producer or a consumer: lookup, PARTITIONED_METADATA, PRODUCER, SUBSCRIBE.
 
-So the broker tries again first. Another broker may serve the topic by the time that this one gives up, so no client is
-left without an answer for longer.
+So the broker tries again first. Another broker may serve the topic by the time that this one gives up, so the client is
+not left without an answer for longer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError
 from meridian_broker.metadata.errors import Contended
-from meridian_broker.metadata.store import LeaseExpired, MetadataUnavailable, VersionConflict
+from meridian_broker.metadata.store import LeaseExpired, MetadataFull, MetadataUnavailable, VersionConflict
 from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
 from meridian_broker.wire.pulsar.errors import ServiceNotReadyError
 
@@ -38,6 +38,8 @@ PASSING: Final = (
     ServiceNotReadyError,
 )
 """Failures that may pass quickly."""
+LASTING: Final = (TopicElsewhere, LedgerCorrupt, MetadataFull)
+"""Those among them for which waiting does not help."""
 SECONDS: Final = 18.0
 """After this the client gets the error; shorter than the clients' own timeout, which is 30 seconds by default."""
 LATE_SECONDS: Final = 22.0
@@ -49,23 +51,29 @@ LAST_PAUSE: Final = 0.5
 async def patiently(
     attempt: Callable[[], Awaitable[T]],
     is_wanted: Callable[[], bool],
-    late: Callable[[Exception], None] = lambda _: None,
+    late: Callable[[Exception], bool] = lambda _: True,
 ) -> T:
     """Result of ``attempt``, retried for ``SECONDS`` on passing failures while the result is still wanted.
 
-    :param late: called with the reason if an attempt is still under way after ``LATE_SECONDS``. It goes on
-        nevertheless: the client's next request profits from what it has done, for example of the opening of a topic.
+    :param late: called with the reason if an attempt is still under way after ``LATE_SECONDS``. Returns whether it
+        goes on nevertheless: the client's next request profits from an opened topic. Otherwise the task is cancelled.
     """
     loop, pause = asyncio.get_running_loop(), FIRST_PAUSE
     give_up = loop.time() + SECONDS
     last: Exception = ServiceNotReadyError(f"the topic is not open after {LATE_SECONDS:g} s: look it up again")
-    timer = loop.call_later(LATE_SECONDS, lambda: late(last))
+    task = asyncio.current_task()
+
+    def is_late() -> None:
+        if not late(last) and task is not None:
+            task.cancel()
+
+    timer = loop.call_later(LATE_SECONDS, is_late)
     try:
         while True:
             try:
                 return await attempt()
-            except TopicElsewhere:
-                raise  # waiting does not bring it back
+            except LASTING:
+                raise
             except PASSING as error:
                 if loop.time() + pause > give_up or not is_wanted():
                     raise

@@ -93,6 +93,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             topic = await service.opener.served(name, create=True, incarnation=incarnation, created=created)
         else:
             topic = await _served(connection, asked, name)
+            if connection.transport is None or not _is_wanted(connection, asked):
+                return  # it has its answer: nothing is created for it any more
         if isinstance(topic, Topic):
             topic.check_own_log("publish to")
         if isinstance(topic, Topic) and carried:
@@ -189,13 +191,14 @@ async def _served(connection: Connection, asked: pb.CommandProducer, name: Topic
     """The topic that a client wants to publish to. :raises TopicError: refused."""
     opener, registry = connection.broker.service.opener, connection.broker.service.registry
 
-    def end(refusal: Exception) -> None:
+    def end(refusal: Exception) -> bool:
         if _is_wanted(connection, asked):
             del connection.introducing[asked.producer_id]
             connection.fail(asked.request_id, refusal)
+        return connection.may_wait()
 
     def is_wanted() -> bool:
-        return connection.transport is not None and not registry.closing and _is_wanted(connection, asked)
+        return not registry.closing and connection.may_wait() and _is_wanted(connection, asked)
 
     return await patiently(lambda: opener.served(name, create=True), is_wanted, end)
 

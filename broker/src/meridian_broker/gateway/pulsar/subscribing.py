@@ -52,10 +52,11 @@ def subscribe(connection: Connection, command: Any) -> None:
 
 
 async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None:
-    def end(refusal: Exception) -> None:
+    def end(refusal: Exception) -> bool:
         if connection.subscribing.get(asked.consumer_id) is asked:
             del connection.subscribing[asked.consumer_id]
             _refuse(connection, asked, refusal)
+        return connection.may_wait()
 
     try:
         validation.consumer(asked, connection.clients - 1)
@@ -84,7 +85,8 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
 def _refuse(connection: Connection, asked: pb.CommandSubscribe, error: Exception) -> None:
     """Answer with an error, after which every client tries again if it may pass."""
     if isinstance(error, PASSING) and connection.client_version.startswith(STAY_CONNECTED):
-        if not connection.broker.service.registry.closing:  # else the connection is about to close
+        is_sole = connection.broker.locate is None
+        if not (is_sole and connection.broker.service.registry.closing):  # else nobody serves it before a restart
             connection.write(encode.simple(16, next_owner.close_consumer(asked.consumer_id, None)))
         error = ServiceNotReadyError(str(error))
     connection.fail(asked.request_id, error)
@@ -96,29 +98,29 @@ async def _joined(connection: Connection, asked: pb.CommandSubscribe, name: Topi
 
     :raises TopicError: refused. Topics close while subscriptions are created.
     """
-    topic, subscription = await _found(connection, asked, name)
-    if connection.transport is None or connection.subscribing.get(asked.consumer_id) is not asked:
+    service = connection.broker.service
+    service.registry.check_lives_here(name)
+    topic = await service.opener.served(name, create=asked.force_topic_creation)
+    if not _is_there(connection, asked):  # it has its answer: nothing is created for it any more
+        return None
+    if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
+        await service.parts.schemas.add(name, asked.schema, topic.check_open, author=connection.author)
+    subscription = await _subscription(connection, asked, topic) if isinstance(topic, Topic) else None
+    if not _is_there(connection, asked):
         return None
     connection.broker.check_for_clients(topic.name)  # it may have become an event topic meanwhile
     return _enter(connection, asked, topic, subscription)
 
 
 def _is_wanted(connection: Connection, asked: pb.CommandSubscribe) -> bool:
-    """Whether the client has not closed the consumer meanwhile, and this broker is not disconnecting all clients."""
-    is_there = connection.transport is not None and not connection.broker.service.registry.closing
-    return is_there and connection.subscribing.get(asked.consumer_id) is asked
+    """Whether to try again: the client still waits, and this broker is not disconnecting all clients."""
+    is_serving = not connection.broker.service.registry.closing
+    return is_serving and connection.may_wait() and _is_there(connection, asked)
 
 
-async def _found(
-    connection: Connection, asked: pb.CommandSubscribe, name: TopicName
-) -> tuple[Topic | NonPersistentTopic, Subscription | None]:
-    """The topic and the subscription. :raises TopicError: refused."""
-    service = connection.broker.service
-    service.registry.check_lives_here(name)
-    topic = await service.opener.served(name, create=asked.force_topic_creation)
-    if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
-        await service.parts.schemas.add(name, asked.schema, topic.check_open, author=connection.author)
-    return topic, await _subscription(connection, asked, topic) if isinstance(topic, Topic) else None
+def _is_there(connection: Connection, asked: pb.CommandSubscribe) -> bool:
+    """Whether the client has neither left, nor closed the consumer, nor been refused."""
+    return connection.transport is not None and connection.subscribing.get(asked.consumer_id) is asked
 
 
 async def _subscription(connection: Connection, asked: pb.CommandSubscribe, topic: Topic) -> Subscription:

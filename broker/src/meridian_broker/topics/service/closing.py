@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,15 +15,14 @@ from meridian_broker.topics.service.winding_down import wind_down
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meridian_broker.topics.service.opener import TopicOpener
     from meridian_broker.topics.service.registry import TopicRegistry
     from meridian_broker.topics.topic import Topic
     from meridian_broker.wire.pulsar.topic_name import TopicName
 
 log = logging.getLogger(__name__)
-
-Begun = Callable[[Callable[[], None]], object]
-"""Called with what cuts a closing short."""
 
 
 async def unload(opener: TopicOpener, name: TopicName) -> None:
@@ -46,25 +44,25 @@ async def _close_shadows(opener: TopicOpener, topic: Topic) -> list[Topic]:
     shadows = list(topic.shadows.open.values())
     for shadow in shadows:
         async with opener.registry.lock(shadow.name):
+            if not topic.reopens:
+                break  # its term has ended: they close with it
             if opener.registry.topics.get(shadow.name) is shadow:
-                await _close(opener, shadow, f"its source was unloaded: look {shadow.name} up again", to_rest=True)
+                reason = f"its source was unloaded: look {shadow.name} up again"
+                await _close(opener, shadow, reason, to_rest=True, first=topic)
     return shadows
 
 
-async def hand_over(opener: TopicOpener, topic: Topic, reason: str, begun: Begun) -> None:
+async def hand_over(opener: TopicOpener, topic: Topic, reason: str) -> None:
     """Close a topic in good order, once it is wound down, because another broker is to serve it; one that fails is
     recovered there.
 
-    Its shadows that stay here are opened again, and follow it there. The closing may hang, on bookies for example.
-
-    :param begun: is given what cuts the closing short. It is to be called when the term ends: what is left of the
-        closing would be refused, and a later term of this broker, which must not begin before, would wait for it.
+    Its shadows that stay here are opened again, and follow it there.
     """
     for shadow in await _close_shadows(opener, topic):
         opener.parts.unfinished.later(topic_name.parse(shadow.name))
     async with opener.registry.lock(topic.name):
         if opener.registry.topics.get(topic.name) is topic:
-            await _close_for_good(opener, topic, reason, begun)
+            await _close_for_good(opener, topic, reason)
 
 
 async def send_consumers_away(registry: TopicRegistry) -> None:
@@ -95,29 +93,46 @@ async def _close(
     opener: TopicOpener,
     topic: Topic,
     reason: str,
-    begun: Begun = lambda _: None,
     *,
     to_rest: bool = False,
     is_soon_back: bool = False,
+    first: Topic | None = None,
 ) -> None:
     """The topic stays registered until it is closed: acknowledgements that it still sends are matched to it by name.
 
-    :param to_rest: nobody waits for it. :param is_soon_back: see ``Topic.close``.
+    Closing may hang, on bookies for example. It is cut short when the term ends, as the registry tells how: what is
+    left of it would be refused, and a later term of this broker, which must not begin before, would wait for it.
+
+    :param to_rest: nobody waits for it. :param is_soon_back: see ``Topic.close``. :param first: it closes before this
+        source of it, whose term counts, too.
     """
+    cuts = opener.registry.cuts
+    names = [topic.name] if first is None else [topic.name, first.name]
+
+    def begun(cut: Callable[[], None]) -> None:
+        for name in names:
+            cuts.setdefault(name, {})[topic.name] = cut
+
     try:
         work = topic.close(reason, to_rest=to_rest, is_soon_back=is_soon_back)
         if not await opener.parts.scheduler.cuttable(work, begun):
             log.warning(
-                "%s was not closed cleanly, because this broker may no longer own it; its next owner recovers it",
+                "%s was not closed cleanly, because this broker may no longer own %s; its next opening recovers it",
                 topic.name,
+                "it" if first is None else f"it or its source {first.name}",
             )
     finally:
+        for name in names:
+            of_name = cuts.get(name, {})
+            of_name.pop(topic.name, None)
+            if not of_name:
+                cuts.pop(name, None)
         await opener.drop(topic)
 
 
-async def _close_for_good(opener: TopicOpener, topic: Topic, reason: str, begun: Begun = lambda _: None) -> None:
+async def _close_for_good(opener: TopicOpener, topic: Topic, reason: str) -> None:
     try:
-        await _close(opener, topic, reason, begun)
+        await _close(opener, topic, reason)
     except (LedgerError, MetadataError) as error:  # the others are closed all the same
         log.warning("%s was not closed cleanly; its next opening recovers it: %s", topic.name, error)
     except Exception:

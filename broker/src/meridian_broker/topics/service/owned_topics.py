@@ -12,7 +12,7 @@ them does not exist: another region would dispatch what has been acknowledged he
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -56,8 +56,6 @@ class OwnedTopics:
         """The bundles whose topics are not known yet."""
         self._listing: dict[str, set[Bundle]] = {}
         """By namespace that is being listed, the bundles for which the present listing does not count."""
-        self._closings: dict[Topic, Callable[[], None]] = {}
-        """Topics that are being handed over, and what cuts that short."""
         self._opener: TopicOpener | None = None
 
     def bind(self, opener: TopicOpener) -> None:
@@ -176,20 +174,21 @@ class OwnedTopics:
         try:
             await self._close_non_persistent(bundle, MOVED)
             await wind_down(await self._open_in(bundle), opener.parts.scheduler)
-            jobs = [partial(self._hand_over, topic) for topic in await self._open_in(bundle)]
+            jobs = [partial(closing.hand_over, opener, topic, MOVED) for topic in await self._open_in(bundle)]
             await run_all(opener.parts.scheduler, jobs, "close a topic of a bundle")
         finally:
             await self._forget(bundle)
 
     async def drop(self, bundle: Bundle) -> None:
         """Drop the bundle's open topics without another write, including those that are being closed."""
-        topics, dropped = self._bound.registry.topics, []
+        registry = self._bound.registry
+        topics, dropped = registry.topics, []
         try:
             await self._close_non_persistent(bundle, LOST)
             async for name in in_slices(self._bound.parts.scheduler, topics):
                 if bundle.has(name) and (topic := topics.get(name)) is not None:
                     topic.fence(LOST, for_good=True)
-                    if (cut := self._closings.get(topic)) is not None:
+                    for cut in list(registry.cuts.get(name, {}).values()):
                         cut()
                     dropped.append(topic)
             for topic in dropped:
@@ -212,12 +211,6 @@ class OwnedTopics:
     async def _open_in(self, bundle: Bundle) -> list[Topic]:
         topics = self._bound.registry.topics
         return [topics[name] for name in await self._of(bundle, topics) if name in topics]
-
-    async def _hand_over(self, topic: Topic) -> None:
-        try:
-            await closing.hand_over(self._bound, topic, MOVED, partial(self._closings.__setitem__, topic))
-        finally:
-            self._closings.pop(topic, None)
 
     async def _forget(self, bundle: Bundle) -> None:
         """Keep nothing of the bundle's topics that their next owner may change."""

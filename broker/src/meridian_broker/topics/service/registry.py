@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -28,6 +29,8 @@ class TopicRegistry:
         self.non_persistent = NonPersistentTopics(parts.catalog, parts.scheduler, parts.topic_limits, parts.defaults)
         self.closing = False
         """The broker is shutting down: no more topics are opened."""
+        self.cuts: dict[str, dict[str, Callable[[], None]]] = {}
+        """By topic, the closings that hang on it, its own and those of shadows, and what cuts each short."""
         self._locks: WeakValueDictionary[str, AbstractAsyncContextManager[Any]] = WeakValueDictionary()
         """One lock per topic, as long as it is held or waited for."""
 

@@ -124,6 +124,11 @@ async def is_shadow(opener: TopicOpener, name: TopicName) -> bool:
     return made is not None and SOURCE in made.properties
 
 
+async def is_ordinary(opener: TopicOpener, name: TopicName) -> bool:
+    """Whether there is a topic of this name that was not made as a shadow, whatever the records of shadows say."""
+    return await exists(opener, name) and not await is_shadow(opener, name)
+
+
 async def exists(opener: TopicOpener, name: TopicName) -> bool:
     """Whether there is a persistent topic of this name, partitioned or not; true also if its deletion has begun."""
     catalog = opener.parts.catalog
@@ -179,9 +184,12 @@ async def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
     if not opener.parts.ownership.is_sole:  # another broker may have made one just now
         await opener.parts.catalog.shadows.refresh()
     for record in opener.parts.catalog.shadows.of(name):
-        if await exists(opener, record.shadow) or opening.may_be_made(opener.parts, record):
+        if opening.may_be_made(opener.parts, record) or await is_shadow(opener, record.shadow):
             break
-        await opener.parts.catalog.shadows.delete_left(record)
+        if await is_ordinary(opener, record.shadow):
+            await opener.parts.catalog.shadows.delete(record)  # made by another broker while this shadow was to be
+        else:
+            await opener.parts.catalog.shadows.delete_left(record)
     if shadows := opener.parts.catalog.shadows.of(name):
         listed = ", ".join(str(one.shadow) for one in shadows[:SHOWN])
         more = f" and {len(shadows) - SHOWN} more" if len(shadows) > SHOWN else ""

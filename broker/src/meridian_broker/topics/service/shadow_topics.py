@@ -99,14 +99,22 @@ async def _make(opener: TopicOpener, record: ShadowRecord, count: int, having: d
         is_as_read = await _check_source(opener, record.source, count)
         await _create_topic(opener, shadow, count, having, [is_on_record, *is_as_read])
     except Overtaken as error:
-        await shadows.delete_left(record)
+        await _give_up(opener, record)
         raise TopicFenced(
             f"{record.source} was changed while {shadow} was made a shadow of it, or that took so long that another "
             "broker gave it up: repeat the request"
         ) from error
     except Exception:
-        await shadows.delete_left(record)
+        await _give_up(opener, record)
         raise
+
+
+async def _give_up(opener: TopicOpener, record: ShadowRecord) -> None:
+    """Remove the record of a shadow that was not made. If another broker has made an ordinary topic of that name
+    meanwhile, that one must not be taken for a shadow."""
+    await opener.parts.catalog.shadows.delete_left(record)
+    if await removal.is_ordinary(opener, record.shadow):
+        await opener.parts.catalog.shadows.delete(record)
 
 
 async def _check_source(opener: TopicOpener, source: TopicName, partitions: int) -> list[Check]:
@@ -264,6 +272,9 @@ async def delete_shadows(opener: TopicOpener, source: TopicName, *, force: bool)
         for name in [source, *(one.shadow for one in opener.parts.catalog.shadows.of(source))]:
             await removal.check_unused(opener, name)
     for record in opener.parts.catalog.shadows.of(source):
+        if await removal.is_ordinary(opener, record.shadow):
+            await opener.parts.catalog.shadows.delete(record)
+            continue
         try:
             await removal.delete(opener, record.shadow, force=force)
         except (NotFound, TopicNotFound):
