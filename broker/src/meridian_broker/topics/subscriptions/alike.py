@@ -26,19 +26,16 @@ def acknowledge(consumers: Iterable[Consumer], position: Position) -> None:
     A client's consumers may be spread over shadows of one topic, whose entries have the same positions.
     """
     found: dict[TopicContext, tuple[CommonAck, list[Cursor]]] = {}
-    topic: TopicContext | None = None
-    common: CommonAck | None = None
-    joined: list[Cursor] = []
     try:
         for consumer in consumers:
             subscription = consumer.subscription
             if not isinstance(subscription, Subscription):
                 subscription.acknowledge(consumer, [position])
                 continue
-            if subscription.topic is not topic:
-                topic = subscription.topic
-                common, joined = found.get(topic, (None, joined))
-            if common is not None:
+            topic = subscription.topic
+            there = found.get(topic)
+            if there is not None:
+                common, joined = there
                 dispatcher, cursor = subscription.dispatcher, subscription.cursor
                 is_alone = dispatcher is not None and not dispatcher.tracks_holders
                 if is_alone and cursor.claim_as(consumer, common):
@@ -47,12 +44,11 @@ def acknowledge(consumers: Iterable[Consumer], position: Position) -> None:
                 del found[topic]
                 common.join(joined)
             subscription.acknowledge(consumer, [position])
-            common, joined = topic.progress_log.common_acks.get(position), []
-            if common is not None:
-                found[topic] = common, joined
+            if (made := topic.progress_log.common_acks.get(position)) is not None:
+                found[topic] = made, []
     finally:  # also if one fails: what was claimed is written
-        for made, others in found.values():
-            made.join(others)
+        for common, joined in found.values():
+            common.join(joined)
 
 
 def flow(consumers: Iterable[Consumer], permits: int) -> None:
