@@ -14,7 +14,6 @@ from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE, SHARED
 from meridian_broker.topics.journal import common_acks
 from meridian_broker.topics.subscriptions import alike
-from meridian_broker.topics.subscriptions.subscription import Subscription
 from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 COUNT = 12
@@ -107,34 +106,6 @@ def acked(world: World) -> dict[str, list[bool]]:
         name: [found.cursor.progress.is_acked("us", position) for position in world.one.stored]
         for name, found in world.one.topic.subscriptions.items()
     }
-
-
-async def test_consumers_of_several_shadows_acknowledge_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection's consumers may belong to shadows in turns. Few take the usual way: those in another state."""
-    shadows = [World(), World(), World()]
-    for world in shadows:
-        await world.start()
-    assert shadows[0].one.stored == shadows[1].one.stored == shadows[2].one.stored
-    usual: list[str] = []
-    acknowledge = Subscription.acknowledge
-
-    def counted(subscription: Subscription, *what: Any) -> None:
-        usual.append(subscription.name)
-        acknowledge(subscription, *what)
-
-    monkeypatch.setattr(Subscription, "acknowledge", counted)
-    consumers = [world.consumers[number] for number in range(COUNT) for world in shadows]
-    for position in shadows[0].one.stored[:4]:
-        alike.acknowledge(consumers, position)
-        for world in shadows:
-            await world.one.settle()
-    for world in shadows:
-        assert all(acks == [True] * 4 + [False] * 8 for acks in acked(world).values())
-        assert usual.count(f"s{COUNT // 2}") == 0
-        before = acked(world)
-        await world.one.kill()
-        await world.one.start()
-        assert acked(world) == before
 
 
 async def test_if_one_fails_the_acknowledgements_before_it_are_written(monkeypatch: pytest.MonkeyPatch) -> None:

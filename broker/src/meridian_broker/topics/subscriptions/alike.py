@@ -13,7 +13,6 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 
 if TYPE_CHECKING:
     from meridian_broker.positions.position import Position
-    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.cursors.cursor import Cursor
     from meridian_broker.topics.dispatch.consumer import Consumer
     from meridian_broker.topics.journal.common_acks import CommonAck
@@ -23,31 +22,25 @@ def acknowledge(consumers: Iterable[Consumer], position: Position) -> None:
     """Each acknowledges this entry of its topic, by itself, and waits for no answer.
 
     The first of a topic does so as any other would. The others claim the same, as long as they are in the same state.
-    A client's consumers may be spread over shadows of one topic, whose entries have the same positions.
     """
-    found: dict[TopicContext, tuple[CommonAck, list[Cursor]]] = {}
+    common: CommonAck | None = None
+    joined: list[Cursor] = []
     try:
         for consumer in consumers:
             subscription = consumer.subscription
-            if not isinstance(subscription, Subscription):
-                subscription.acknowledge(consumer, [position])
-                continue
-            topic = subscription.topic
-            there = found.get(topic)
-            if there is not None:
-                common, joined = there
+            if common is not None and isinstance(subscription, Subscription):
                 dispatcher, cursor = subscription.dispatcher, subscription.cursor
                 is_alone = dispatcher is not None and not dispatcher.tracks_holders
                 if is_alone and cursor.claim_as(consumer, common):
                     joined.append(cursor)
                     continue
-                del found[topic]
                 common.join(joined)
+                joined = []
             subscription.acknowledge(consumer, [position])
-            if (made := topic.progress_log.common_acks.get(position)) is not None:
-                found[topic] = made, []
+            if isinstance(subscription, Subscription):
+                common = subscription.topic.progress_log.common_acks.get(position)
     finally:  # also if one fails: what was claimed is written
-        for common, joined in found.values():
+        if common is not None:
             common.join(joined)
 
 
