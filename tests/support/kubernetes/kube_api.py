@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import copy
 import json
+import socket
 import threading
 import time
 from collections.abc import Coroutine
@@ -176,8 +177,8 @@ class KubeApi:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
-        await site.start()
+        self._socket = socket.create_server(("127.0.0.1", self.port))
+        await web.SockSite(self._runner, self._socket).start()
         self.port = self._runner.addresses[0][1]
 
     async def _close(self) -> None:
@@ -185,6 +186,9 @@ class KubeApi:
         async with self._changed:
             self._closing = True
             self._changed.notify_all()
+        # CPython leaves a connection open that was accepted in the turn of the loop in which its server closes.
+        self._loop.remove_reader(self._socket)
+        await asyncio.sleep(0)
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
